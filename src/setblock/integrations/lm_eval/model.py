@@ -4,7 +4,6 @@ Knows the harness's requests. Knows nothing of tasks, nor of how a block is deco
 """
 
 import logging
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from lm_eval.models.huggingface import HFLM
 from tqdm import tqdm
 
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
 from setblock.evaluation.result import nfe_speedup, outcomes_of
 from setblock.evaluation.run import TimedAnswers, answers_to
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
@@ -182,11 +181,10 @@ class SetBlockLM(HFLM):
         room = self.max_length - len(prompt)
         if room >= settings.max_new_tokens:
             return prompt, settings
-        warnings.warn(
+        warn(
             f"task {request.task_name}: some prompts leave less than the {settings.max_new_tokens} tokens that an answer may "
             f"have, in {self.max_length} tokens of context: their answers get what room there is",
             ShortenedRequest,
-            stacklevel=2,
         )
         least = max(settings.min_new_tokens, 1)
         if room < least:
