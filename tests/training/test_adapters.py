@@ -310,7 +310,7 @@ def check_where_it_acted(run: Watched, *, clean_apart: bool) -> None:
     for step, each in enumerate(run.inputs):
         is_noisy = each.block_ids != CLEAN
         if clean_apart:
-            is_noisy = is_noisy[:, each.clean_length :]
+            is_noisy = is_noisy[:, each.columns("noisy")[0] :]
         for tokens in run.acted[step * layers : (step + 1) * layers]:
             assert torch.equal(tokens.view(is_noisy.shape), is_noisy)
 

@@ -58,9 +58,6 @@ def merge(
     typer.echo(f"saved to {merge_adapter(adapter, output, base=model)}")
 
 
-FileType = Literal[CacheType, KQuant]
-
-
 def export(
     model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`."),
     file: Path | None = option(None, "The GGUF file to write.", "--output"),
@@ -72,7 +69,7 @@ def export(
     uno: Path | None = option(
         None, "The same, for an adapter in UNO's form, as SGLang's --uno-lora-path reads it.", metavar="FOLDER"
     ),
-    weights: FileType = option(
+    weights: Literal[CacheType, KQuant] = option(
         "f16",
         "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (pip install "
         "'setblock\\[llama-cpp]').",

@@ -17,8 +17,6 @@ from setblock.decoding.settings.operating_point import point_of, with_calibratio
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.runtime import LanguageModel
 
-Kind = Literal["prefill", "token", "block", "commit"]
-
 
 @dataclass(frozen=True)
 class TracedToken:
@@ -36,7 +34,7 @@ class TracedPass:
     writes to the cache causally (`commit`), or one token, in method `ntp` (`token`)."""
 
     number: int  # 0 for the prefill, then 1, 2, ...
-    kind: Kind
+    kind: Literal["prefill", "token", "block", "commit"]
     start: int  # the first position of the open block. All earlier positions are in the cache after the pass
     size: int  # the number of its positions that are revealed or were computed, including gaps
     revealed: list[TracedToken]  # from left to right

@@ -58,11 +58,6 @@ class TrainingInputs:
     causal_block: bool = False
 
     @property
-    def clean_length(self) -> int:
-        """Return L, the clean tokens of a row."""
-        return sum(run.length for run in self.rows[0].clean)
-
-    @property
     def clean_tokens(self) -> int:
         """Return the number of tokens of the texts themselves, without padding."""
         return sum(run.length for row in self.rows for run in row.clean if run.document is not None)
@@ -74,7 +69,7 @@ class TrainingInputs:
 
     def columns(self, half: Half) -> tuple[int, int]:
         """Return the first of the columns of a half's tokens, and the one past the last."""
-        clean, length = self.clean_length, self.input_ids.shape[1]
+        clean, length = sum(run.length for run in self.rows[0].clean), self.input_ids.shape[1]  # L, T
         return {"both": (0, length), "clean": (0, clean), "noisy": (clean, length)}[half]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":

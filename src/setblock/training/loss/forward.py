@@ -144,7 +144,8 @@ def training_loss(
 
     def take_loss(hidden: Tensor) -> Tensor:
         theirs = logits_of_hidden(hidden[len(learned) :], head) if teaches_itself else teacher
-        in_chunks = partial(chunked_loss, head=head, parameters=head.trained, chunk=chunk)
+        trained = [p for p in head.module.parameters() if p.requires_grad]
+        in_chunks = partial(chunked_loss, head=head, parameters=trained, chunk=chunk)
         found.append(loss_of(hidden[: len(learned)], teacher=theirs, weighted=in_chunks))
         return hidden[:0]
 

@@ -40,11 +40,6 @@ class SplitHead:
         logits: Tensor = self.scaling(self.module.forward(hidden[None])[0])
         return logits
 
-    @property
-    def trained(self) -> list[nn.Parameter]:
-        """Return the parameters of it that are trained."""
-        return [p for p in self.module.parameters() if p.requires_grad]
-
 
 def split_head(model: PreTrainedModel) -> SplitHead | None:
     """Return the head of a model, or None where nothing this package knows of gives the model's own logits.
