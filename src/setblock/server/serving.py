@@ -131,9 +131,7 @@ class Reply:
     account: Account
     prompt_tokens: int
     generations: list[Generation | None]
-
-    def __post_init__(self) -> None:
-        self._last_text: dict[int, float] = {}
+    _last_text: dict[int, float] = field(default_factory=dict, init=False)  # when each answer had some
 
     async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
         """Yield the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, the engine

@@ -147,9 +147,8 @@ class BlockSampler:
             slots = input_batch.idx_mapping_np[requests].astype(np.int64).tolist()
             lengths = np.concatenate([fed[blocks], np.ones(len(done), dtype=np.int64)])
             tokens, committed = self.slots.absorb(slots, logits, fed=lengths.tolist())
-            at, were_fed = (
-                torch.from_numpy(each).to(device) for each in (requests, np.where(fed[requests], lengths, 0))
-            )
+            at = torch.from_numpy(requests).to(device)
+            were_fed = torch.from_numpy(np.where(fed[requests], lengths, 0)).to(device)
             sampled[at] = tokens.int()
             num_sampled[at] = committed.int()
             num_rejected[at] = (were_fed - committed).int()
