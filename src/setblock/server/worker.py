@@ -32,8 +32,8 @@ class Worker:
         self.figures: EngineFigures = engine.figures
         self.failure: Exception | None = None
         self._engine, self._on_failure = engine, on_failure
-        # Answers whose requests are to be submitted, ids of requests to cancel, and None to stop
-        self._inbox: queue.SimpleQueue[Answers | str | None] = queue.SimpleQueue()
+        # What the thread is to do between two passes, and None to stop
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: dict[str, Answers] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -63,7 +63,7 @@ class Worker:
             raise EngineStopped
         answers = Answers(self, requests)
         self._answers |= {each.id: answers for each in requests}
-        self._inbox.put(answers)
+        self._inbox.put(lambda: self._submit(answers))
         try:
             await answers.next()  # until the engine has taken the requests
         except BaseException:
@@ -74,7 +74,7 @@ class Worker:
     def give_up(self, request_id: str) -> None:
         """Cancel a request that nobody waits for any longer."""
         if self._answers.pop(request_id, None) is not None:
-            self._inbox.put(request_id)
+            self._inbox.put(lambda: self._engine.cancel(request_id))
 
     # In the thread
 
@@ -92,15 +92,12 @@ class Worker:
             self._on_failure()
 
     def _take_in(self) -> bool:
-        """Give the engine what has come in, waiting for something if it is idle. False once there is nothing more to do."""
+        """Do what has come in, waiting for something if the engine is idle. False once there is nothing more to do."""
         while not (self._inbox.empty() and not self._engine.is_idle):
-            message = self._inbox.get()
-            if message is None:
+            work = self._inbox.get()
+            if work is None:
                 return False
-            if isinstance(message, str):
-                self._engine.cancel(message)
-            else:
-                self._submit(message)
+            work()
         return True
 
     def _submit(self, answers: "Answers") -> None:
@@ -125,7 +122,7 @@ class Worker:
             answers.put(each)
 
     def _fail_all(self) -> None:
-        for answers in {id(each): each for each in self._answers.values()}.values():
+        for answers in set(self._answers.values()):
             answers.put(EngineStopped())
         self._answers.clear()
 
