@@ -259,9 +259,9 @@ def test_a_drafted_place_that_was_left_out_is_learned_from_too(
     learn = Chances.learn
 
     def decide(
-        control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *of: Any
+        control: DraftControl, drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *of: Any, **more: Any
     ) -> list[Span]:
-        found = decided_spans(control, drafts, spans, *of)
+        found = decided_spans(control, drafts, spans, *of, **more)
         for row, (known, whole, cut) in enumerate(zip(drafts, spans, found, strict=True)):
             assert known is not None
             fed[id(known.chances)] = row, whole, cut.drafted

@@ -205,7 +205,7 @@ class Prospects(NamedTuple):
 
 
 def row_worths(passes: Sequence[float], *, fixed: float, own: float) -> list[float]:
-    """Return what a token of each row is worth, in tokens.
+    """Return the worth of a token of each row, in tokens.
 
     It saves its row's part of one pass. If nobody takes the place of a row that ends, it saves the rest of the pass only if no
     other row runs for longer. So tokens of rows that end soon are worth less then. Those of rows that end last are worth no
@@ -217,8 +217,8 @@ def row_worths(passes: Sequence[float], *, fixed: float, own: float) -> list[flo
     """
     longest = max(passes)
     ends_last = [exp((each - longest) / max(1.0, _UNSURE * longest)) for each in passes]
-    mean = (fixed + len(passes) * own) / len(passes)
-    return [min(1.0, (own + fixed * each / sum(ends_last)) / mean) for each in ends_last]
+    mean, of_all = fixed / len(passes) + own, sum(ends_last)
+    return [min(1.0, (own + fixed * each / of_all) / mean) for each in ends_last]
 
 
 _UNSURE = 0.1  # of the passes that a row will need: about how well they are known
