@@ -212,9 +212,10 @@ class DraftControl:
         plain, block = seconds([computed])[0], 0.0 if has_block else model.of_block()
         here, rate = self._gain_here, max(_MARGIN, self.gain) * count / plain
         usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
-        one = model.seconds([1], rows=1, cached=cached // computed)[0]
-        own = max(0.0, plain - one) / max(1, computed - 1)
-        worth = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
+        worth = [1.0] * len(rows)
+        if any(row.passes for row in rows):
+            own = max(0.0, plain - model.seconds([1], rows=1, cached=cached // computed)[0]) / max(1, computed - 1)
+            worth = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
         prospects = [row.trusted(here.trust, each) for row, each in zip(rows, worth, strict=True)]
         if widths is None:
             uneven = model.of_uneven()
