@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from given_costs import GivenCosts, by_token
-from setblock.decoding.drafts.control import DraftControl, RowDrafts, decided_spans
+from setblock.decoding.drafts.control import DraftControl, RowDrafts
 from setblock.decoding.drafts.gains import COPIED, NUM_KINDS, Chances, DraftChoice, ExpectedDraft, Prospects
 from setblock.decoding.drafts.lookup import copied, with_copies
+from setblock.decoding.drafts.spans import decided_spans
 from setblock.decoding.generate import generate_batch, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -43,7 +44,7 @@ class AnyDrafts(DraftControl):
         ]
         chosen = [self._with_branches(row, choice) for row, choice in zip(rows, chosen, strict=True)]
         self.seen += [(len(row.reached), choice) for row, choice in zip(rows, chosen, strict=True)]
-        self.resting = self.rng.choice([0, 0, 0, 1, 3])
+        self.resting, self._gain_here.taken = self.rng.choice([0, 0, 0, 1, 3]), self.rng.choice([0, 1])
         return chosen
 
     def _with_branches(self, row: Prospects, choice: DraftChoice) -> DraftChoice:
@@ -173,7 +174,7 @@ def test_what_copies_give_is_learned_from_those_that_the_text_has(
     found: list[tuple[RowDrafts, int, list[float] | None]] = []
 
     def observed(row: RowDrafts, committed: int, kinds: Sequence[int], **more: Any) -> None:
-        row.copied = kept = Learned(control._copied)
+        row.copied = kept = Learned(control._copied, memory=16.0)
         DraftControl.observe(control, row, committed, kinds, **more)
         found.append((row, committed, kept.last))
 

@@ -17,7 +17,8 @@ from setblock.decoding.answer.generation import Failure, FinishReason, Generatio
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.drafts.control import RowDrafts, control_of, decided_spans, note_fed, timed_pass
+from setblock.decoding.drafts.control import RowDrafts, control_of
+from setblock.decoding.drafts.spans import decided_spans, note_fed, timed_pass
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
@@ -128,7 +129,7 @@ class Rows:
             branched=runner.branched,
         )
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
-        self.state.may_draft = plan.is_fixed or not control.resting or None in self.drafts
+        self.state.may_draft = plan.is_fixed or control.looks or None in self.drafts
         if not is_ahead:
             note_fed(self.drafts, spans, looks=self.state.may_draft)
         control.clock.start(self.state.tokens.device)

@@ -163,7 +163,7 @@ def test_trust_returns_where_nothing_is_drafted() -> None:
     for _ in range(40):
         decided(control, 8, size=0, kinds=[COPIED])
         if control.resting:
-            control.rest(8)
+            control.rest([DraftChoice(1, 0)] * 8)
         trust.append(control._gain_here.trust)
     assert trust[0] < 0.15
     assert trust == sorted(trust)
@@ -204,13 +204,44 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
         assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 32
     passes = 0
     while dear.resting:
-        assert dear.rest(32) == [DraftChoice(0, 0)] * 32
+        assert dear.rest([DraftChoice(1, 0)] * 32) == [DraftChoice(0, 0)] * 32
         passes += 1
     assert passes > 1
     dear.costs["any"] = GivenCosts(free)
     assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 32
     assert not dear.resting
     assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are
+
+
+def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> None:
+    control, kinds = DraftControl(costs={"any": GivenCosts(free)}), [COPIED] * 3
+    offered = [DraftChoice(3, 4)] * 32
+    for _ in range(2):
+        assert not control.resting
+        assert decided(control, 32, size=4, kinds=kinds) == offered
+    before = control._gain_here.spent
+    passes = 0
+    while control.resting:
+        assert control.looks
+        assert control.rest(offered) == offered
+        passes += 1
+    assert passes > 1
+    assert (
+        control._gain_here.spent == before + 32 * passes
+    )  # each cost as much as the last one: here, what a plain pass does
+    control.costs["any"] = GivenCosts(by_token)
+    assert decided(control, 32, size=4, kinds=kinds) != offered
+    assert not control.resting
+
+
+def test_how_a_batch_ends_does_not_tell_how_the_next_one_begins() -> None:
+    """The last drafts of a batch are those behind the ends of its answers: nothing of them is right."""
+    control = DraftControl()
+    batch = [control.new_row() for _ in range(20)]
+    for right in [1.0] * 8 + [0.0]:
+        for row in batch:
+            row.expected.learn([right] * 7)
+    assert control.new_row().expected.of(7)[-1] > 0.8
 
 
 def test_what_passes_of_one_kind_gain_is_not_asked_of_another_kind() -> None:

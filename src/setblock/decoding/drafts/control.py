@@ -4,8 +4,7 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
@@ -21,10 +20,7 @@ from setblock.decoding.drafts.gains import (
     choose_drafts,
     row_worths,
 )
-from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.feed import row_widths
-from setblock.model.protocol.runtime import PassPlan, Runner, Span, pass_kind
+from setblock.model.protocol.runtime import Span
 
 
 @dataclass(eq=False)
@@ -62,7 +58,7 @@ class RowDrafts:
             waits, branches: as in `Prospects`.
             remaining: tokens that it may have yet, where nobody takes its place then.
         """
-        self.size = size if size > 1 else 0  # one token drafts nothing
+        self.size = size
         places = max(0, size - 1)
         pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
         better = [max(_BETTER * each, each - copied) for each, copied in pairs]
@@ -76,7 +72,12 @@ _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a fe
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _RECENT = 12.0  # passes that count for a row's pace
 _PLAIN = 32  # plain passes whose gain counts a priori
-_REFUSED, _REST = 64, 3  # rows whose drafts were refused, and the passes that then follow without one
+_ROW_DRAFTS, _MODEL_DRAFTS = 16.0, 256.0  # that count for what a row's drafts are like, and those of a model
+_ALIKE, _REST = (
+    64,
+    3,
+)  # rows that all refused what they were offered, or all took it, and the passes that then do so, too
+_KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 
 @dataclass
@@ -86,8 +87,8 @@ class DraftControl:
     Attributes:
         free_tokens: as in `LearnedCosts`.
         costs: given, by the name of a kind of pass. Others are learned.
-        resting: how many passes follow that nobody drafts for. Where all drafts are refused, to look for them and to decide
-            costs more than it can bring.
+        resting: how many passes follow that take nothing, or all that is offered, without a decision: where that was decided
+            for many rows one after another. To decide, and to look for drafts that are refused, takes time too.
         clock: what times passes.
     """
 
@@ -96,8 +97,8 @@ class DraftControl:
     resting: int = 0
     clock: PassClock = field(default_factory=PassClock)
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
-    _expected: ExpectedDraft = field(default_factory=ExpectedDraft)
-    _copied: ExpectedDraft = field(default_factory=partial(ExpectedDraft, usual=0.0))
+    _expected: ExpectedDraft = field(default_factory=lambda: ExpectedDraft(memory=_MODEL_DRAFTS))
+    _copied: ExpectedDraft = field(default_factory=lambda: ExpectedDraft(memory=_MODEL_DRAFTS, usual=0.0))
     # Apart for about as many rows: what few rows cost and gain says little of many
     _learned: dict[tuple[str, int], LearnedCosts] = field(default_factory=dict)
     _gains: dict[tuple[str, int], Gained] = field(default_factory=dict)
@@ -106,7 +107,9 @@ class DraftControl:
     def new_row(self) -> RowDrafts:
         """Return what is known of a row that begins."""
         return RowDrafts(
-            Chances(self._chances, memory=24.0), ExpectedDraft(self._expected), ExpectedDraft(self._copied)
+            Chances(self._chances, memory=24.0),
+            ExpectedDraft(self._expected, memory=_ROW_DRAFTS),
+            ExpectedDraft(self._copied, memory=_ROW_DRAFTS),
         )
 
     def costs_of(self, name: str, *, rows: int) -> LearnedCosts:
@@ -234,23 +237,34 @@ class DraftControl:
         self._expected.fade(_KEPT)
         self._copied.fade(_KEPT)
         here.fade()
-        here.rows += len(rows)
-        here.checked += sum(each.drafted for each in chosen)
-        here.spent += len(rows) * taken / plain
-        is_taken = any(each.drafted or each.fed for each in chosen)
-        if not is_taken:
-            here.forget()
-        here.refused = 0 if is_taken else here.refused + sum(bool(each.reached or each.size) for each in prospects)
-        self.resting = _REST if here.refused >= _REFUSED else 0
+        here.last = taken / plain
+        self._count(chosen)
+        offered = [DraftChoice(len(each.reached), each.size) for each in rows]
+        some = sum(bool(each.tokens) for each in offered)
+        here.refused = 0 if any(each.tokens for each in chosen) else here.refused + some
+        here.taken = here.taken + some if chosen == offered else 0
+        self.resting = _REST if max(here.refused, here.taken) >= _ALIKE else 0
         return chosen
 
-    def rest(self, num_rows: int) -> list[DraftChoice]:
-        """Return what rows are fed besides their next tokens in a pass that nobody drafted for: nothing."""
+    @property
+    def looks(self) -> bool:
+        """Return whether the next pass may take a draft."""
+        return not self.resting or self._gain_here.taken > 0
+
+    def rest(self, offered: Sequence[DraftChoice]) -> list[DraftChoice]:
+        """Return what rows are fed besides their next tokens in a pass that nothing is decided for: nothing, or all that is
+        `offered`, as in the last one that was decided."""
+        chosen = list(offered) if self.looks else [DraftChoice(0, 0)] * len(offered)
         self.resting -= 1
+        self._count(chosen)
+        return chosen
+
+    def _count(self, chosen: Sequence[DraftChoice]) -> None:
         here = self._gain_here
-        here.spent, here.rows = here.spent + num_rows, here.rows + num_rows
-        here.forget()
-        return [DraftChoice(0, 0)] * num_rows
+        here.rows, here.spent = here.rows + len(chosen), here.spent + len(chosen) * here.last
+        here.checked += sum(each.drafted for each in chosen)
+        if not any(each.tokens for each in chosen):
+            here.forget()
 
 
 def _load_of(rows: int) -> int:
@@ -264,137 +278,3 @@ def control_of(model: Any) -> DraftControl:
         model.draft_control = DraftControl(free_tokens=_FREE_ON_CPU if model.device.type == "cpu" else _FREE_ON_GPU)
     control: DraftControl = model.draft_control
     return control
-
-
-_KEPT = 0.998  # of what is known of a model's drafts, after one more pass
-
-
-def note_fed(drafts: Sequence[RowDrafts | None], spans: Sequence[Span], *, looks: bool) -> None:
-    """Remember what a pass is fed of each row, and whether it looks for copies."""
-    for row, span in zip(drafts, spans, strict=True):
-        if row is not None and checks_draft(span):
-            row.fed, row.looked = span, looks
-
-
-def checks_draft(span: Span) -> bool:
-    """Return whether a row's next pass checks what it is fed, so that it may be fed less."""
-    return bool(span.tokens) and not span.is_prefill and span.start < span.block_start
-
-
-def decided_spans(
-    control: DraftControl,
-    drafts: Sequence[RowDrafts | None],
-    spans: Sequence[Span],
-    state: BatchState,
-    runner: Runner,
-    *,
-    is_closed: bool,
-) -> list[Span]:
-    """Learn from where rows stand after a pass. Return the spans of the next one, with as much of each row's draft and block
-    as pays. Does not wait for the device.
-
-    Args:
-        drafts: of each row; None where nothing is decided.
-        spans: what a full pass feeds.
-        is_closed: whether nobody takes the place of a row that ends.
-    """
-    for known, span in zip(drafts, spans, strict=True):
-        if known is not None and not span.is_prefill:
-            token = span.token_ids[0] if span.tokens and span.token_ids else None
-            control.observe(known, span.start, span.kinds, copied=span.copied, token=token)
-    deciding = [row for row, span in enumerate(spans) if drafts[row] is not None and checks_draft(span)]
-    if not deciding:
-        return list(spans)
-    is_fixed = runner.fixed_keys is not None
-    if control.resting and not is_fixed:
-        chosen = control.rest(len(deciding))
-    else:
-        chosen = _decided(control, drafts, spans, deciding, state, runner, is_closed=is_closed)
-    found, terms = list(spans), state.terms.rows
-    for row, choice in zip(deciding, chosen, strict=True):
-        whole, known = spans[row], drafts[row]
-        found[row] = _with_choice(whole, choice, terms[row], fuses_commit=runner.fuses_commit)
-        if known is not None:
-            is_cut = choice.drafted < whole.drafted
-            known.left = (whole.kinds[choice.drafted], whole.token_ids[1 + choice.drafted]) if is_cut else None
-    return found
-
-
-def _decided(
-    control: DraftControl,
-    drafts: Sequence[RowDrafts | None],
-    spans: Sequence[Span],
-    deciding: Sequence[int],
-    state: BatchState,
-    runner: Runner,
-    *,
-    is_closed: bool,
-) -> list[DraftChoice]:
-    terms, has_blocks, is_fixed = state.terms.rows, state.facts is not None, runner.fixed_keys is not None
-    fed = [span for span in spans if span.tokens]
-    decided = set(deciding)
-    others = [span for row, span in enumerate(spans) if span.tokens and row not in decided]
-    widths: list[int] | None = None
-    if is_fixed or (runner.pads and len(fed) > 1):
-        least = max([1, *(span.tokens for span in others)])
-        most = max(1 + spans[row].drafted + (terms[row].block_size if has_blocks else 0) for row in deciding)
-        widths = row_widths(least, most, state.terms, is_fixed=is_fixed)
-    prospects = []
-    for row in deciding:
-        known = drafts[row]
-        assert known is not None
-        remaining = terms[row].limit - spans[row].start - 1
-        prospects.append(
-            known.prospects(
-                spans[row].kinds,
-                min(terms[row].block_size, remaining) if has_blocks else 0,
-                waits=not runner.fuses_commit,
-                branches=min(terms[row].branches, runner.branched // terms[row].block_size),
-                remaining=remaining if is_closed else 0,
-            )
-        )
-    return control.decide(
-        prospects,
-        pass_kind(runner),
-        others=sum(span.tokens for span in others if not span.is_prefill),
-        prompts=sum(span.tokens for span in others if span.is_prefill),
-        cached=sum(span.start for span in fed),
-        padded_rows=len(spans) if is_fixed else len(fed),
-        widths=widths,
-        has_block=any(span.in_block for span in others),
-    )
-
-
-def timed_pass(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
-    """Return a pass whose time is not known yet."""
-    fed = [span for span in spans if span.tokens]
-    rows, is_padded, width = len(plan.rows), runner.pads or plan.is_fixed, plan.queries + plan.branched
-    return TimedPass(
-        kind=pass_kind(runner),
-        tokens=rows * width if is_padded else sum(span.tokens for span in fed),
-        rows=rows,
-        cached=sum(span.start for span in fed),
-        uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),
-        has_block=plan.branches > 0 or any(span.in_block for span in fed),
-        seconds=0.0,
-        prompts=sum(width if is_padded else span.tokens for span in fed if span.is_prefill),
-    )
-
-
-def _with_choice(span: Span, choice: DraftChoice, terms: RowTerms, *, fuses_commit: bool) -> Span:
-    drafted, fed = choice.drafted, choice.fed
-    block_start = span.start + 1 + drafted
-    stop = span.stop_end if drafted == span.drafted else terms.limit
-    block_end = min(block_start + terms.block_size, stop)
-    end = min(block_start + fed, block_end) if fuses_commit else block_start
-    return replace(
-        span,
-        end=end,
-        block_start=block_start,
-        stop_end=stop,
-        kinds=span.kinds[:drafted],
-        token_ids=span.token_ids[: 1 + drafted],
-        fed_size=fed,
-        branches=choice.branches,
-        branch_size=choice.branch_size,
-    )

@@ -243,7 +243,8 @@ def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) ->
 class Gained:
     """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
     and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
-    whose drafts were not worth their cost, since the last one that was."""
+    whose drafts were not worth their cost, since the last one that was. `taken`: rows that took all that they were offered,
+    since the last pass where one did not. `last`: how many plain passes the last one cost that was decided."""
 
     gained: float
     spent: float
@@ -252,6 +253,8 @@ class Gained:
     right: float = 0.0
     hoped: float = 0.0
     refused: int = 0
+    taken: int = 0
+    last: float = 1.0
 
     @property
     def trust(self) -> float:

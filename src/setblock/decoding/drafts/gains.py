@@ -90,13 +90,14 @@ class ExpectedDraft:
     """Hold how good a draft may be: for each place, how likely it and all before it are right. It is the mean over recent
     drafts, and before there are any, that of the model's other rows, or what is usual."""
 
-    def __init__(self, parent: "ExpectedDraft | None" = None, *, usual: float = USUAL) -> None:
+    def __init__(self, parent: "ExpectedDraft | None" = None, *, memory: float, usual: float = USUAL) -> None:
         """Begin without drafts.
 
         Args:
+            memory: drafts that count.
             usual: a priori, the chance that a token is right where those before it are.
         """
-        self._parent, self._usual = parent, usual
+        self._parent, self._memory, self._usual = parent, memory, usual
         self._means: list[float] = []
         self._counts: list[float] = []
         self._known: list[float] = []  # without a parent: what `of` gave; empty where that has changed
@@ -114,7 +115,7 @@ class ExpectedDraft:
                 self._means.append(0.0)
                 self._counts.append(0.0)
             self._counts[place] += 1
-            self._means[place] += (value - self._means[place]) / min(self._counts[place], _RECENT)
+            self._means[place] += (value - self._means[place]) / min(self._counts[place], self._memory)
         if self._parent is not None:
             self._parent.learn(reached)
 
@@ -142,9 +143,6 @@ class ExpectedDraft:
         if self._parent is None:
             self._known = found
         return found
-
-
-_RECENT = 16.0  # drafts that count
 
 
 def kinds_of(confidence: Tensor, bounds: Tensor) -> Tensor:
