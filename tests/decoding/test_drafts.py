@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from given_costs import GivenCosts, by_token
-from setblock.decoding.drafts.control import DraftControl, RowDrafts
+from setblock.decoding.drafts.control import DraftControl, RowDrafts, decided_spans
 from setblock.decoding.drafts.gains import COPIED, NUM_KINDS, Chances, DraftChoice, ExpectedDraft, Prospects
 from setblock.decoding.drafts.lookup import copied, with_copies
-from setblock.decoding.drafts.spans import decided_spans
 from setblock.decoding.generate import generate_batch, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings

@@ -17,8 +17,8 @@ from setblock.decoding.answer.generation import Failure, FinishReason, Generatio
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied, Companions
-from setblock.decoding.drafts.control import RowDrafts, control_of
-from setblock.decoding.drafts.spans import decided_spans, note_fed, timed_pass
+from setblock.decoding.drafts.control import RowDrafts, checks_draft, control_of, decided_spans
+from setblock.decoding.drafts.costs import TimedPass, unevenness
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
@@ -26,7 +26,7 @@ from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.feed import in_parts, next_feed, next_spans, plan_pass, span_columns, span_of, spans_ahead
 from setblock.devices import HostCopy
-from setblock.model.protocol.runtime import LanguageModel, Runner, Span, as_it_is
+from setblock.model.protocol.runtime import LanguageModel, PassPlan, Runner, Span, as_it_is, pass_kind
 
 
 @dataclass
@@ -130,14 +130,15 @@ class Rows:
         )
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
         self.state.may_draft = plan.is_fixed or control.looks or None in self.drafts
-        if not is_ahead:
-            note_fed(self.drafts, spans, looks=self.state.may_draft)
+        for row, span in [] if is_ahead else zip(self.drafts, spans, strict=True):
+            if row is not None and checks_draft(span):
+                row.fed, row.looked = span, self.state.may_draft
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
         logits, self.next_spans, self.old_ends = runner.logits(feed), None, self.state.answer.end
         step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
         if self.state.terms.adapts_drafts and not is_ahead:
-            for timed in control.clock.stop(self.state.tokens.device, timed_pass(plan, spans, runner)):
+            for timed in control.clock.stop(self.state.tokens.device, _timed(plan, spans, runner)):
                 control.learn(timed)
         return step
 
@@ -208,6 +209,22 @@ class Rows:
                 is_of_form=True,
             )
         return Failure(f"the model gave logits that are not numbers after {num_tokens} tokens", is_of_form=False)
+
+
+def _timed(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
+    """Return a pass whose time is not known yet."""
+    fed = [span for span in spans if span.tokens]
+    rows, is_padded, width = len(plan.rows), runner.pads or plan.is_fixed, plan.queries + plan.branched
+    return TimedPass(
+        kind=pass_kind(runner),
+        tokens=rows * width if is_padded else sum(span.tokens for span in fed),
+        rows=rows,
+        cached=sum(span.start for span in fed),
+        uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),
+        has_block=plan.branches > 0 or any(span.in_block for span in fed),
+        seconds=0.0,
+        prompts=sum(width if is_padded else span.tokens for span in fed if span.is_prefill),
+    )
 
 
 @dataclass(kw_only=True)
