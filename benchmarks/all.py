@@ -66,7 +66,7 @@ COMMANDS = tuple(
             "side_by_side",
             "--threads,1,--checkpoint,models/smollm2-records,--task,tasks/extraction,--problems,40,--rounds,1,--answer-tokens,128,"
             "--block-size,16,--gammas,0.1,--prepack,--dtype,bfloat16,--llama-types,bf16,q8_0,q4_0",
-            15,
+            40,
         ),
         ("growth_batch", "growth", "--batches,1,2,4,8,16,32,--kv-lengths,512", 9),
         ("growth_kv", "growth", "--batches,1,8,--kv-lengths,128,512,2048,8192,--rounds,2", 9),

@@ -226,9 +226,8 @@ def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> 
         assert control.rest(offered) == offered
         passes += 1
     assert passes > 1
-    assert (
-        control._gain_here.spent == before + 32 * passes
-    )  # each cost as much as the last one: here, what a plain pass does
+    # Each cost as much as the last one: here, what a plain pass does
+    assert control._gain_here.spent == before + 32 * passes
     control.costs["any"] = GivenCosts(by_token)
     assert decided(control, 32, size=4, kinds=kinds) != offered
     assert not control.resting
