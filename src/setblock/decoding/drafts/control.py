@@ -5,6 +5,7 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
@@ -76,10 +77,8 @@ _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is f
 _RECENT = 12.0  # passes that count for a row's pace
 _PLAIN = 32  # plain passes whose gain counts a priori
 _ROW_DRAFTS, _MODEL_DRAFTS = 16.0, 256.0  # that count for what a row's drafts are like, and those of a model
-_ALIKE, _REST = (
-    64,
-    3,
-)  # rows that all refused what they were offered, or all took it, and the passes that then do so, too
+# Rows that all refused what they were offered, or all took it, and the passes that then do so, too
+_ALIKE, _REST = 64, 3
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 
@@ -209,41 +208,39 @@ class DraftControl:
             has_block: whether other rows are fed a future block.
         """
         count = len(rows) + others
-        computed = count if widths is None else padded_rows
-        model, self._here = self.costs_of(kind, rows=computed), (kind, _load_of(count))
-
-        def seconds(tokens: Sequence[int]) -> list[float]:
-            return model.seconds(tokens, rows=computed, cached=cached)
-
-        plain, block = seconds([computed])[0], 0.0 if has_block else model.of_block()
-        here, rate = self._gain_here, max(_MARGIN, self.gain) * count / plain
-        usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
-        worth = [1.0] * len(rows)
-        if any(row.passes for row in rows):
+        self._here = kind, _load_of(count)
+        here = self._gain_here
+        offered = [DraftChoice(len(each.reached), each.size) for each in rows]
+        some = sum(bool(each.tokens) for each in offered)
+        chosen, here.last = offered, 1.0
+        if some:
+            computed = count if widths is None else padded_rows
+            model = self.costs_of(kind, rows=computed)
+            seconds = partial(model.seconds, rows=computed, cached=cached)
+            plain, block = seconds([computed])[0], 0.0 if has_block else model.of_block()
             own = max(0.0, plain - model.seconds([1], rows=1, cached=cached // computed)[0]) / max(1, computed - 1)
-            worth = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
-        prospects = [row.trusted(here.trust, each) for row, each in zip(rows, worth, strict=True)]
-        if widths is None:
-            uneven = model.of_uneven()
-            chosen = choose_drafts(
-                prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
-            )
-            more = [each.tokens for each in chosen]
-            taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
-        else:
-            chosen = choose_drafts_alike(
-                prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
-            )
-            taken = seconds([padded_rows * (1 + max(each.tokens for each in chosen))])[0]
-        taken += block * any(each.fed or each.branches for each in chosen)
+            worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
+            prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
+            usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
+            rate = max(_MARGIN, self.gain) * count / plain
+            if widths is None:
+                others, uneven = count + prompts, model.of_uneven()
+                chosen = choose_drafts(
+                    prospects, seconds, uneven=uneven, block=block, others=others, rate=rate, usual=usual
+                )
+                more = [each.tokens for each in chosen]
+                taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
+            else:
+                chosen = choose_drafts_alike(
+                    prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
+                )
+                taken = seconds([padded_rows * (1 + max(each.tokens for each in chosen))])[0]
+            here.last = (taken + block * any(each.fed or each.branches for each in chosen)) / plain
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         self._copied.fade(_KEPT)
         here.fade()
-        here.last = taken / plain
         self._count(chosen)
-        offered = [DraftChoice(len(each.reached), each.size) for each in rows]
-        some = sum(bool(each.tokens) for each in offered)
         here.refused = 0 if any(each.tokens for each in chosen) else here.refused + some
         here.taken = here.taken + some if chosen == offered else 0
         self.resting = _REST if max(here.refused, here.taken) >= _ALIKE else 0
@@ -342,8 +339,7 @@ def _decided(
     widths: list[int] | None = None
     if is_fixed or (runner.pads and len(fed) > 1):
         least = max([1, *(span.tokens for span in others)])
-        blocks = [terms[row].block_size if state.facts is not None else 0 for row in deciding]
-        most = max(1 + offer.drafted + block for offer, block in zip(offered, blocks, strict=True))
+        most = 1 + max(offer.tokens for offer in offered)
         widths = row_widths(least, most, state.terms, is_fixed=is_fixed)
     prospects = [
         known.prospects(

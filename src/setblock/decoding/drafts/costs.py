@@ -94,7 +94,9 @@ class LearnedCosts:
         self._fastest = 0.0  # seconds of the fastest pass
         self._sizes = Counter[int]()  # how many passes of each size there were already
         self._recent: list[tuple[TimedPass, float]] = []  # passes since the last fit, with their weights
+        self._last: TimedPass | None = None  # the last pass, if costs must be fitted before anybody asks for them again
         if like is not None:
+            like._fit()
             like._take_in()
             weight = _TAKEN_OVER * (1 - FADING) / (1 - FADING**like.num_passes)
             self._products, self._sums = weight * like._products, weight * like._sums
@@ -104,6 +106,7 @@ class LearnedCosts:
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         """Return the seconds of passes of these numbers of `tokens`, ascending, over `rows` with `cached` positions together.
         None is of a prompt, and rows have about as many tokens each. Before the first pass, in any unit."""
+        self._fit()
         per_output, per_row, per_cached, *_ = self._coefficients[-_OTHERS:].tolist()
         slope = float(self._coefficients[len(KNOTS)]) + per_output
         if self._curve is None:  # asked for every pass, and of many sizes: so it is computed once for each fit
@@ -117,10 +120,12 @@ class LearnedCosts:
 
     def of_uneven(self) -> float:
         """Return what they take longer for each 1 of `unevenness`."""
+        self._fit()
         return float(self._coefficients[-2])
 
     def of_block(self) -> float:
         """Return what they take longer where any row is fed a future block, its tokens apart."""
+        self._fit()
         return float(self._coefficients[-1])
 
     def learn(self, timed: TimedPass) -> None:
@@ -128,16 +133,22 @@ class LearnedCosts:
         size = -(-timed.tokens // _OF_A_SIZE)
         weight = (1.0 if self._sizes[size] else _FIRST_OF_A_SIZE) * (_WITH_PROMPTS if timed.prompts else 1.0)
         self._sizes[size] += 1
-        is_new = self._sizes[size] <= _NEW
+        surprises = self._sizes[size] <= _NEW and self._surprises(timed)
         self._recent.append((timed, weight))
         self._fastest = timed.seconds if self.num_passes == 0 else min(self._fastest, timed.seconds)
         self.num_passes += 1
-        if len(self._recent) >= min(self.num_passes // _SHARE, _MOST) or (is_new and self._surprises(timed)):
-            self._take_in()
-            same = np.append(_of_tokens(1), (1, timed.rows, timed.cached / MOST_CACHED, False, False))
-            prior = (self._prior - np.outer(self._of_same, same)) / self._fastest
-            products = self._products + PRIOR * prior.T @ prior
-            self._coefficients, self._curve = _non_negative(products, self._sums, fallback=timed.seconds), None
+        if surprises or len(self._recent) >= min(self.num_passes // _SHARE, _MOST):
+            self._last = timed
+
+    def _fit(self) -> None:
+        if self._last is None:
+            return
+        timed, self._last = self._last, None
+        self._take_in()
+        same = np.append(_of_tokens(1), (1, timed.rows, timed.cached / MOST_CACHED, False, False))
+        prior = (self._prior - np.outer(self._of_same, same)) / self._fastest
+        products = self._products + PRIOR * prior.T @ prior
+        self._coefficients, self._curve = _non_negative(products, self._sums, fallback=timed.seconds), None
 
     def _surprises(self, timed: TimedPass) -> bool:
         expected = self.seconds([timed.tokens], rows=timed.rows, cached=timed.cached)[0]

@@ -62,12 +62,13 @@ class Chances:
 
     def learn(self, kinds: Sequence[int], *, right: int) -> None:
         """Take a checked draft into account: `right` of its tokens were, and the one behind them was not, if there is one."""
+        were_right, seen, memory = self._right, self._all, self._memory
         for place, kind in enumerate(kinds[: right + 1]):
-            self._right[kind] += place < right
-            self._all[kind] += 1
-            if self._all[kind] > self._memory:
-                self._right[kind] *= self._memory / self._all[kind]
-                self._all[kind] = self._memory
+            were_right[kind] += place < right
+            seen[kind] = count = seen[kind] + 1
+            if count > memory:
+                were_right[kind] *= memory / count
+                seen[kind] = memory
         if self._parent is not None:
             self._parent.learn(kinds, right=right)
 
@@ -109,13 +110,13 @@ class ExpectedDraft:
 
     def learn(self, reached: Sequence[float]) -> None:
         """Take a draft into account: `Chances.reached` of it, 0 where nothing was drafted."""
-        self._known = []
+        means, counts, memory, self._known = self._means, self._counts, self._memory, []
+        new = [0.0] * (len(reached) - len(means))
+        means += new
+        counts += new
         for place, value in enumerate(reached):
-            if place == len(self._means):
-                self._means.append(0.0)
-                self._counts.append(0.0)
-            self._counts[place] += 1
-            self._means[place] += (value - self._means[place]) / min(self._counts[place], self._memory)
+            counts[place] = count = counts[place] + 1
+            means[place] += (value - means[place]) / (count if count < memory else memory)
         if self._parent is not None:
             self._parent.learn(reached)
 
