@@ -149,19 +149,12 @@ def _ordered(tiles: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class MaskForm:
-    """Make the masks that a model's layers take. Reading a model's config is slow, so one form makes many masks.
+    """Make the masks that a model's layers take. Reading a model's config is slow, so one form makes many masks."""
 
-    Attributes:
-        windows: the sliding window of each attention layer type, None for full attention.
-        implementation: Transformers' name of the attention implementation.
-        dtype: of the model.
-        index: 0, 1, 2, ... up to the largest batch, number of queries or of keys, on the model's device.
-    """
-
-    windows: dict[str, int | None]
-    implementation: str
-    dtype: torch.dtype
-    index: Tensor
+    windows: dict[str, int | None]  # the sliding window of each attention layer type, None for full attention
+    implementation: str  # Transformers' name of the attention implementation
+    dtype: torch.dtype  # of the model
+    index: Tensor  # 0, 1, 2, ... up to the largest batch, number of queries or of keys, on the model's device
 
     def mask(
         self, mask_mod_for: Callable[[int | None], MaskMod], *, batch: int, queries: int, keys: int

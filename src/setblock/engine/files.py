@@ -16,19 +16,12 @@ from setblock.files import whole_lines, write_whole
 
 @dataclass(frozen=True)
 class PromptLine:
-    """Hold a line of the file.
+    """Hold a line of the file."""
 
-    Attributes:
-        where: the file and the line, for messages.
-        number: of the line, from 1.
-        id: what the line calls itself, if anything.
-        prompt: a text or chat messages, as `setblock.generate` takes them.
-    """
-
-    where: str
-    number: int
-    id: str | int | None
-    prompt: str | list[int] | list[dict[str, Any]]
+    where: str  # the file and the line, for messages
+    number: int  # of the line, from 1
+    id: str | int | None  # what the line calls itself, if anything
+    prompt: str | list[int] | list[dict[str, Any]]  # a text or chat messages, as `setblock.generate` takes them
 
 
 def read_prompts(text: str, *, name: str) -> list[PromptLine]:

@@ -53,21 +53,13 @@ def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str,
 
 @dataclass(frozen=True)
 class FileFigures:
-    """Hold the figures of a run.
+    """Hold the figures of a run."""
 
-    Attributes:
-        answers: how many the file holds.
-        failed: how many that were made now ended with the reason `error`.
-        num_tokens: of the answers that were made now.
-        num_forwards: of these, too.
-        seconds: from the first request to the last answer.
-    """
-
-    answers: int
-    failed: int
-    num_tokens: int
-    num_forwards: int
-    seconds: float
+    answers: int  # how many the file holds
+    failed: int  # how many that were made now ended with the reason `error`
+    num_tokens: int  # of the answers that were made now
+    num_forwards: int  # of these, too
+    seconds: float  # from the first request to the last answer
 
 
 def answer_prompts(

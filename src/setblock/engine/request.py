@@ -50,29 +50,18 @@ class Progress:
 
 @dataclass(eq=False)
 class Job:
-    """Follow a request from when it is submitted until it is finished.
+    """Follow a request from when it is submitted until it is finished."""
 
-    Attributes:
-        request: what is wanted.
-        arrival: its place in the order in which requests came.
-        checked: what to open its row from; None once it is open.
-        rows: its own row while it waits; None while it is a row of the running batch, and before it is opened.
-        token_ids: those of the prompt and of the answer as far as it will not change.
-        pages: the pages it holds, in the order of its positions.
-        keys: of its first pages, those whose tokens are committed.
-        prefilled: whether its prompt was fed to its end at least once.
-        served: number of the pass that last fed it.
-    """
-
-    request: Request
-    arrival: int
-    checked: CheckedRows | None
-    token_ids: list[int]
+    request: Request  # what is wanted
+    arrival: int  # its place in the order in which requests came
+    checked: CheckedRows | None  # what to open its row from; None once it is open
+    token_ids: list[int]  # those of the prompt and of the answer as far as it will not change
+    # Its own row while it waits; None while it is a row of the running batch, and before it is opened
     rows: Rows | None = None
-    pages: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    prefilled: bool = False
-    served: int = -1
+    pages: list[int] = field(default_factory=list)  # the pages it holds, in the order of its positions
+    keys: list[bytes] = field(default_factory=list)  # of its first pages, those whose tokens are committed
+    prefilled: bool = False  # whether its prompt was fed to its end at least once
+    served: int = -1  # number of the pass that last fed it
 
     def opened(self) -> Rows:
         """Return its own row, while it waits. It is opened the first time: before, it needs no memory of the device."""

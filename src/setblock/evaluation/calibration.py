@@ -35,17 +35,13 @@ _TAIL = 1e-12  # bounds the probability of the outcomes that the test does not l
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Describe what may be lost, of new examples like those that were seen.
+    """Describe what may be lost, of new examples like those that were seen."""
 
-    Attributes:
-        measure: `accuracy`: the share of right answers that plain decoding has more. `tokens`: the share of an answer's tokens
-            that are not plain decoding's, on average over answers.
-        most: in 0..1, both excluded.
-        confidence: the probability, over the examples that were seen, that a setting which loses more is not chosen.
-    """
-
+    # `accuracy`: the share of right answers that plain decoding has more. `tokens`: the share of an answer's tokens that are
+    # not plain decoding's, on average over answers
     measure: Literal["accuracy", "tokens"] = "accuracy"
-    most: float = 0.005
+    most: float = 0.005  # in 0..1, both excluded
+    # The probability, over the examples that were seen, that a setting which loses more is not chosen
     confidence: float = 0.95
 
     def __post_init__(self) -> None:

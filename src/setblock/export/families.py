@@ -18,19 +18,13 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class Family:
-    """Describe how llama.cpp computes a family.
+    """Describe how llama.cpp computes a family."""
 
-    Attributes:
-        architecture: its name there.
-        pairs_neighbours: it rotates neighbouring dimensions of a head; Transformers those half a head apart.
-        adds_one: norms multiply by 1 + weight in Transformers; GGUF stores the sum.
-        pattern: of how many layers the last has no window; 0 where llama.cpp gives no layer one, and so a text longer than the
-            window is computed otherwise.
-    """
-
-    architecture: str
-    pairs_neighbours: bool = False
-    adds_one: bool = False
+    architecture: str  # its name there
+    pairs_neighbours: bool = False  # it rotates neighbouring dimensions of a head; Transformers those half a head apart
+    adds_one: bool = False  # norms multiply by 1 + weight in Transformers; GGUF stores the sum
+    # Of how many layers the last has no window; 0 where llama.cpp gives no layer one, and so a text longer than the window is
+    # computed otherwise
     pattern: int = 0
 
 

@@ -22,17 +22,11 @@ def bytes_of(number_type: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Hold the types of a pass.
+    """Hold the types of a pass."""
 
-    Attributes:
-        activations: of what flows between layers.
-        weights: of the matrices, without the scales that come with integers (a few percent).
-        kv: of the cached keys and values.
-    """
-
-    activations: str
-    weights: str
-    kv: str
+    activations: str  # of what flows between layers
+    weights: str  # of the matrices, without the scales that come with integers (a few percent)
+    kv: str  # of the cached keys and values
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -65,22 +59,14 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """Describe one operation of a pass, over all layers that do it alike.
-
-    Attributes:
-        flops: floating-point operations; a multiplication and an addition are two.
-        weight_bytes: of weights read from memory.
-        activation_bytes: of inputs read and outputs written.
-        kv_bytes: of cached keys and values read.
-        bits: of the numbers it computes in.
-    """
+    """Describe one operation of a pass, over all layers that do it alike."""
 
     name: str
-    flops: float
-    weight_bytes: float
-    activation_bytes: float
-    kv_bytes: float
-    bits: int
+    flops: float  # floating-point operations; a multiplication and an addition are two
+    weight_bytes: float  # of weights read from memory
+    activation_bytes: float  # of inputs read and outputs written
+    kv_bytes: float  # of cached keys and values read
+    bits: int  # of the numbers it computes in
 
     @property
     def bytes(self) -> float:

@@ -14,20 +14,13 @@ GB, TB, TFLOPS = 1e9, 1e12, 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Describe one accelerator, or one machine.
+    """Describe one accelerator, or one machine."""
 
-    Attributes:
-        name: what `--hardware` calls it.
-        bandwidth: of its memory, in bytes per second.
-        peaks: dense operations per second, without structured sparsity, by the bits of a number; what has no 8-bit units
-            computes in 16.
-        memory: its size in bytes; None where it is not known.
-    """
-
-    name: str
-    bandwidth: float
+    name: str  # what `--hardware` calls it
+    bandwidth: float  # of its memory, in bytes per second
+    # Dense operations per second, without structured sparsity, by the bits of a number; what has no 8-bit units computes in 16
     peaks: Mapping[int, float]
-    memory: float | None = None
+    memory: float | None = None  # its size in bytes; None where it is not known
 
     def peak(self, bits: int) -> float:
         """Return operations per second in numbers of so many bits, or of the next more that it has units for."""

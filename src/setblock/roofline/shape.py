@@ -21,49 +21,30 @@ _LEARNED_POSITIONS = frozenset(["gpt2", "gpt_bigcode", "gpt_neo"])
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """Describe layers that are alike.
+    """Describe layers that are alike."""
 
-    Attributes:
-        count: how many of them the model has.
-        window: positions that a query sees, itself included; None for all.
-        width: of the feed-forward layer, or of one expert where there are experts.
-        experts: 0 in a dense layer.
-        active_experts: that each token goes through.
-        shared_width: of what every token goes through in addition to its experts.
-    """
-
-    count: int
-    window: int | None
-    width: int
-    experts: int = 0
-    active_experts: int = 0
-    shared_width: int = 0
+    count: int  # how many of them the model has
+    window: int | None  # positions that a query sees, itself included; None for all
+    width: int  # of the feed-forward layer, or of one expert where there are experts
+    experts: int = 0  # 0 in a dense layer
+    active_experts: int = 0  # that each token goes through
+    shared_width: int = 0  # of what every token goes through in addition to its experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Describe a decoder-only model.
-
-    Attributes:
-        hidden: width between layers.
-        heads, kv_heads, head_dim: of attention.
-        gated: whether feed-forward layers have a gate, a third matrix.
-        vocabulary: rows of the embedding, and outputs of the LM head.
-        tied: whether the two are one matrix.
-        positions: learned ones; 0 for rotary.
-        layers: in groups of alike ones.
-    """
+    """Describe a decoder-only model."""
 
     name: str
-    hidden: int
-    heads: int
+    hidden: int  # width between layers
+    heads: int  # of attention, as the following two
     kv_heads: int
     head_dim: int
-    gated: bool
-    vocabulary: int
-    tied: bool
-    layers: tuple[LayerShape, ...]
-    positions: int = 0
+    gated: bool  # whether feed-forward layers have a gate, a third matrix
+    vocabulary: int  # rows of the embedding, and outputs of the LM head
+    tied: bool  # whether the two are one matrix
+    layers: tuple[LayerShape, ...]  # in groups of alike ones
+    positions: int = 0  # learned ones; 0 for rotary
 
     @property
     def parameters(self) -> int:

@@ -29,39 +29,26 @@ from setblock.structure.kinds import Structure
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Describe how a model is served.
+    """Describe how a model is served."""
 
-    Attributes:
-        name: the model's id for clients.
-        keys: API keys; with none, everyone may come.
-        hosts: the names by which the server may be called; none for any.
-        default: the settings of a request that says nothing.
-        logs_text: whether prompts and answers go into the log.
-        example: a prompt of the kind that the model answers well, for the playground; None where none is known.
-        notice: what users of the playground should know of the model first; None for nothing.
-    """
-
-    name: str
+    name: str  # the model's id for clients
     engine: EngineLimits = field(default_factory=EngineLimits)
     limits: ServerLimits = field(default_factory=ServerLimits)
-    keys: Keys = field(default_factory=lambda: Keys(()))
-    hosts: Collection[str] = LOOPBACK_NAMES
-    default: DecodingSettings = field(default_factory=DecodingSettings)
-    logs_text: bool = False
+    keys: Keys = field(default_factory=lambda: Keys(()))  # API keys; with none, everyone may come
+    hosts: Collection[str] = LOOPBACK_NAMES  # the names by which the server may be called; none for any
+    default: DecodingSettings = field(default_factory=DecodingSettings)  # the settings of a request that says nothing
+    logs_text: bool = False  # whether prompts and answers go into the log
+    # A prompt of the kind that the model answers well, for the playground; None where none is known
     example: str | None = None
-    notice: str | None = None
+    notice: str | None = None  # what users of the playground should know of the model first; None for nothing
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Hold what is served, and by what.
-
-    Attributes:
-        facts: what /v1/models says of the model.
-    """
+    """Hold what is served, and by what."""
 
     config: ServerConfig
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # what /v1/models says of the model
     context_length: int | None
     worker: Worker
     codec: Codec

@@ -29,18 +29,13 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class CallForm:
-    """Describe how calls are written: `before` NAME `between` ARGUMENTS `after`, and between two calls a `separator`.
-
-    Attributes:
-        separator: None where the template has no place for two.
-        special: the ids of special tokens in these, which the text of an answer leaves out.
-    """
+    """Describe how calls are written: `before` NAME `between` ARGUMENTS `after`, and between two calls a `separator`."""
 
     before: str
     between: str
     after: str
-    separator: str | None
-    special: Mapping[str, int]
+    separator: str | None  # None where the template has no place for two
+    special: Mapping[str, int]  # the ids of special tokens in these, which the text of an answer leaves out
 
     def grammar(self, parameters: Mapping[str, Any], *, required: bool, parallel: bool) -> Grammar:
         """Return the grammar of answers that call, or may call, tools of these names; each with the JSON schema of its

@@ -54,32 +54,20 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold what a training would need. Sizes are in bytes.
+    """Hold what a training would need. Sizes are in bytes."""
 
-    Attributes:
-        parameters, trained: how many there are, and how many are trained.
-        rows, tokens, steps: of the whole training; rows are full of tokens at most.
-        pass_tokens: clean and noisy tokens of one pass of one GPU.
-        peak: the most memory that a GPU holds, by kind.
-        host: memory of a machine while one of its processes loads the weights.
-        checkpoint: one on disk.
-        disk: all that are there at once, and the final model.
-        operations: floating-point operations of the whole training.
-        seconds: at the share of the peak that was given.
-    """
-
-    parameters: int
-    trained: int
-    rows: int
-    tokens: int
+    parameters: int  # how many there are
+    trained: int  # how many of them are trained
+    rows: int  # of the whole training, as the following two
+    tokens: int  # at most: as if rows were full
     steps: int
-    pass_tokens: int
-    peak: Mapping[str, int]
-    host: int
-    checkpoint: int
-    disk: int
-    operations: float
-    seconds: float
+    pass_tokens: int  # clean and noisy tokens of one pass of one GPU
+    peak: Mapping[str, int]  # the most memory that a GPU holds, by kind
+    host: int  # memory of a machine while one of its processes loads the weights
+    checkpoint: int  # one on disk
+    disk: int  # all that are there at once, and the final model
+    operations: float  # floating-point operations of the whole training
+    seconds: float  # at the share of the peak that was given
     gpus: int
 
     @property

@@ -27,17 +27,11 @@ from setblock.errors import SetBlockError, warn
 
 @dataclass(frozen=True)
 class DocumentLimits:
-    """Limit what a document may be.
+    """Limit what a document may be."""
 
-    Attributes:
-        context_length: tokens that the model's context has room for.
-        vocabulary: how many ids the model has embeddings for; None: not checked.
-        mask_token_id: the id that no document may hold; None: there is no mask token yet.
-    """
-
-    context_length: int
-    vocabulary: int | None = None
-    mask_token_id: int | None = None
+    context_length: int  # tokens that the model's context has room for
+    vocabulary: int | None = None  # how many ids the model has embeddings for; None: not checked
+    mask_token_id: int | None = None  # the id that no document may hold; None: there is no mask token yet
 
     def __post_init__(self) -> None:
         if self.mask_token_id is not None and self.vocabulary is not None and self.mask_token_id >= self.vocabulary:

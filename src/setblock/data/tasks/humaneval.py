@@ -24,17 +24,11 @@ _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTA
 
 @dataclass(frozen=True)
 class FunctionToComplete(ChatExample):
-    """Hold a function to complete. There is no answer to train on: the problems are for evaluation only.
+    """Hold a function to complete. There is no answer to train on: the problems are for evaluation only."""
 
-    Attributes:
-        beginning: the problem's text: imports, helpers, the function's first lines and its docstring.
-        name: of the function.
-        tests: the source of `check(candidate)`.
-    """
-
-    beginning: str = ""
-    name: str = ""
-    tests: str = ""
+    beginning: str = ""  # the problem's text: imports, helpers, the function's first lines and its docstring
+    name: str = ""  # of the function
+    tests: str = ""  # the source of `check(candidate)`
 
 
 def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:

@@ -22,19 +22,14 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encode the records of one source as documents.
+    """Encode the records of one source as documents."""
 
-    Attributes:
-        tokenizer: chats are written by its template.
-        section: names the columns; those it leaves open are found by their usual names.
-        loss_on: `assistant`: answers and completions; `all`: prompts, too. The `text` shape always carries loss all over.
-        special_tokens: what to do with a document whose own text spells a special token: raise (`error`), mark it to be left
-            out (`drop`), learn the letters (`spell`) or the token (`keep`).
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    section: SourceSection
+    tokenizer: PreTrainedTokenizerBase  # chats are written by its template
+    section: SourceSection  # names the columns; those it leaves open are found by their usual names
+    # `assistant`: answers and completions; `all`: prompts, too. The `text` shape always carries loss all over
     loss_on: LossOn
+    # What to do with a document whose own text spells a special token: raise (`error`), mark it to be left out (`drop`), learn
+    # the letters (`spell`) or the token (`keep`)
     special_tokens: SpecialTokens
 
     @property

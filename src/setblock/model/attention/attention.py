@@ -24,25 +24,17 @@ _PLAN = "_setblock_attention"
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Hold how a model's attention is called so that its logits are right, as `setblock.model.probe.probe` finds out.
+    """Hold how a model's attention is called so that its logits are right, as `setblock.model.probe.probe` finds out."""
 
-    Attributes:
-        implementation: Transformers' name of it.
-        grouped: whether decoding may put its own function in its place (`setblock.model.attention.grouped`).
-        by_document: whether training may, to attend one document at a time (`setblock.model.attention.document_attention`).
-        untrainable: why the model can't be trained, or None where it can.
-        unpackable: why requests can't be packed in one row, as the engine does (`setblock.model.attention.packed`), or None.
-        context: the most positions for which all of this holds; None where it holds for all.
-        context_reason: why there are no more.
-    """
-
-    implementation: str
-    grouped: bool
+    implementation: str  # Transformers' name of it
+    grouped: bool  # whether decoding may put its own function in its place (`setblock.model.attention.grouped`)
+    # Whether training may, to attend one document at a time (`setblock.model.attention.document_attention`)
     by_document: bool
-    untrainable: str | None = None
+    untrainable: str | None = None  # why the model can't be trained, or None where it can
+    # Why requests can't be packed in one row, as the engine does (`setblock.model.attention.packed`), or None
     unpackable: str | None = None
-    context: int | None = None
-    context_reason: str | None = None
+    context: int | None = None  # the most positions for which all of this holds; None where it holds for all
+    context_reason: str | None = None  # why there are no more
 
 
 def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:

@@ -29,17 +29,11 @@ Half = Literal["both", "clean", "noisy"]
 
 
 class Run(NamedTuple):
-    """Describe adjacent tokens of a row that one call attends.
+    """Describe adjacent tokens of a row that one call attends."""
 
-    Attributes:
-        length: how many.
-        document: the number of the document in its row; None for padding, for which nothing is computed.
-        earlier: how many of the document's clean tokens, from its first on, they may see besides each other.
-    """
-
-    length: int
-    document: int | None
-    earlier: int = 0
+    length: int  # how many
+    document: int | None  # the number of the document in its row; None for padding, for which nothing is computed
+    earlier: int = 0  # how many of the document's clean tokens, from its first on, they may see besides each other
 
 
 class RowRuns(NamedTuple):

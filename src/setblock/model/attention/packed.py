@@ -33,18 +33,12 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Hold rows whose attention is computed together: a rows of at most Q queries and K keys.
+    """Hold rows whose attention is computed together: a rows of at most Q queries and K keys."""
 
-    Attributes:
-        slots: [a, K] int64, the slot of the cache of each key.
-        tokens: [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q.
-        positions, limits: [a, Q] int64 of each query, see `masks.decode_mask`.
-    """
-
-    slots: Tensor
-    tokens: Tensor
-    positions: Tensor
-    limits: Tensor
+    slots: Tensor  # [a, K] int64, the slot of the cache of each key
+    tokens: Tensor  # [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q
+    positions: Tensor  # [a, Q] int64 of each query, see `masks.decode_mask`
+    limits: Tensor  # the same
 
 
 @dataclass(frozen=True)

@@ -45,28 +45,18 @@ EXAMPLE_FILE = "example.txt"
 
 @dataclass(frozen=True)
 class NamedModel:
-    """Describe a pretrained model that a package carries as a GGUF file.
+    """Describe a pretrained model that a package carries as a GGUF file."""
 
-    Attributes:
-        package: the package's name and version, as pip takes them. Its own requirements are not needed.
-        module: the Python module whose folder holds the file.
-        file: the GGUF file's name.
-        file_sha256: its hash.
-        mask_token: the token of its vocabulary that becomes the mask token.
-        shipped: a folder with what was trained, a delta of the weights and the facts; or with texts of the model's own to copy
-            drafts from. None for the model as it is.
-        megabytes: the size of the download.
-        example: a prompt of the kind that it answers well.
-    """
-
-    package: str
-    module: str
-    file: str
-    file_sha256: str
-    mask_token: str
+    package: str  # the package's name and version, as pip takes them. Its own requirements are not needed
+    module: str  # the Python module whose folder holds the file
+    file: str  # the GGUF file's name
+    file_sha256: str  # its hash
+    mask_token: str  # the token of its vocabulary that becomes the mask token
+    # A folder with what was trained, a delta of the weights and the facts; or with texts of the model's own to copy drafts
+    # from. None for the model as it is
     shipped: Path | None
-    megabytes: int
-    example: str
+    megabytes: int  # the size of the download
+    example: str  # a prompt of the kind that it answers well
 
     @property
     def origin(self) -> str:

@@ -42,17 +42,11 @@ class DisagreementError(Exception):
 
 @dataclass(frozen=True)
 class Expected:
-    """Hold what each row should give.
+    """Hold what each row should give."""
 
-    Attributes:
-        rows: the tokens [start + block] of each.
-        causal: for each, the logits [start + block, V] of a plain pass.
-        block: for each, the logits [block, V] of its block when all of it sees all of it.
-    """
-
-    rows: list[Tensor]
-    causal: list[Tensor]
-    block: list[Tensor]
+    rows: list[Tensor]  # the tokens [start + block] of each
+    causal: list[Tensor]  # for each, the logits [start + block, V] of a plain pass
+    block: list[Tensor]  # for each, the logits [block, V] of its block when all of it sees all of it
 
 
 def expected_logits(model: PreTrainedModel) -> Expected:

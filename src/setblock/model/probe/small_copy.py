@@ -39,17 +39,11 @@ _CONTEXT = ("max_position_embeddings", "n_positions")
 
 @dataclass(frozen=True)
 class Threshold:
-    """Describe a number of tokens in a config, past which a model may do something else.
+    """Describe a number of tokens in a config, past which a model may do something else."""
 
-    Attributes:
-        name: its key.
-        value: what it is; the least where the config has several of that name.
-        paths: the keys that lead to each of them.
-    """
-
-    name: str
-    value: int
-    paths: tuple[tuple[str, ...], ...]
+    name: str  # its key
+    value: int  # what it is; the least where the config has several of that name
+    paths: tuple[tuple[str, ...], ...]  # the keys that lead to each of them
 
 
 def small_copy(

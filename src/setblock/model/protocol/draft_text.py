@@ -29,17 +29,11 @@ _MULTIPLIER = 6364136223846793005  # of a hash modulo 2^64; two runs with one ha
 
 
 class DraftText(NamedTuple):
-    """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens.
+    """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens."""
 
-    Attributes:
-        token_ids: [M] int64, the texts one after the other, each with an id that ends it.
-        keys: for each length, [U] int64, the hashes of the runs of so many tokens, ascending.
-        places: for each length, [U] int64, the place after each run where its most frequent next token stands; of several, the
-            last.
-    """
-
-    token_ids: Tensor
-    keys: tuple[Tensor, ...]
+    token_ids: Tensor  # [M] int64, the texts one after the other, each with an id that ends it
+    keys: tuple[Tensor, ...]  # for each length, [U] int64, the hashes of the runs of so many tokens, ascending
+    # For each length, [U] int64, the place after each run where its most frequent next token stands; of several, the last
     places: tuple[Tensor, ...]
 
     def to(self, device: torch.device) -> "DraftText":

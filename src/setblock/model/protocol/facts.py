@@ -19,25 +19,15 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class CalibratedSetting:
-    """Hold the setting of one method for one domain.
+    """Hold the setting of one method for one domain."""
 
-    Attributes:
-        domain: what it was calibrated on: a task's name, or one given to a file of prompts.
-        point: the operating point, as `setblock.decoding.settings.operating_point` writes it.
-        tolerance: what it keeps, in words.
-        tested: whether that was shown by a test; exact mode keeps it by what it is.
-        nfe_speedup: on the examples of the test.
-        num_examples: how many these were.
-        fingerprint: of the model, to detect weights that were changed since.
-    """
-
-    domain: str
-    point: Mapping[str, Any]
-    tolerance: str
-    tested: bool
-    nfe_speedup: float
-    num_examples: int
-    fingerprint: str
+    domain: str  # what it was calibrated on: a task's name, or one given to a file of prompts
+    point: Mapping[str, Any]  # the operating point, as `setblock.decoding.settings.operating_point` writes it
+    tolerance: str  # what it keeps, in words
+    tested: bool  # whether that was shown by a test; exact mode keeps it by what it is
+    nfe_speedup: float  # on the examples of the test
+    num_examples: int  # how many these were
+    fingerprint: str  # of the model, to detect weights that were changed since
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -28,34 +28,21 @@ def fixed_capacity(needed: int) -> int:
 
 @dataclass(frozen=True)
 class Span:
-    """Hold what a pass feeds one row, for the host.
+    """Hold what a pass feeds one row, for the host."""
 
-    Attributes:
-        start, end: the positions, `end` not included; equal where the row is fed nothing.
-        block_start: those from here on are fed as a block, those before it causally.
-        is_prefill: whether it feeds a prompt, which may be cut, or what was evicted.
-        is_cut: whether a part of the prompt is left for later passes.
-        stop_end: where the answer would end if this draft is right.
-        kinds: of the drafted tokens behind the first, where drafts vary in length.
-        token_ids: the certain token at `start` and those drafted behind it, where drafts vary in length.
-        copied: the kind that the second token of a copy would be of, if there is one; a smaller number if not.
-        fed_size: tokens of the new block to feed; -1 where nobody has decided.
-        branches, branch_size: how many branches are fed, at the draft's first places, and their tokens; -1 where nobody has
-            decided.
-    """
-
-    start: int
-    end: int
-    block_start: int
-    is_prefill: bool
-    is_cut: bool = False
-    stop_end: int = 0
-    kinds: tuple[int, ...] = ()
+    start: int  # the first position
+    end: int  # the position past the last; `start` where the row is fed nothing
+    block_start: int  # those from here on are fed as a block, those before it causally
+    is_prefill: bool  # whether it feeds a prompt, which may be cut, or what was evicted
+    is_cut: bool = False  # whether a part of the prompt is left for later passes
+    stop_end: int = 0  # where the answer would end if this draft is right
+    kinds: tuple[int, ...] = ()  # of the drafted tokens behind the first, where drafts vary in length
+    # The certain token at `start` and those drafted behind it, where drafts vary in length
     token_ids: tuple[int, ...] = ()
-    copied: int = 0
-    fed_size: int = -1
-    branches: int = -1
-    branch_size: int = -1
+    copied: int = 0  # the kind that the second token of a copy would be of, if there is one; a smaller number if not
+    fed_size: int = -1  # tokens of the new block to feed; -1 where nobody has decided
+    branches: int = -1  # how many branches are fed, at the draft's first places; -1 where nobody has decided
+    branch_size: int = -1  # tokens of a branch; -1 where nobody has decided
 
     @property
     def drafted(self) -> int:
@@ -80,45 +67,29 @@ class Span:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """Hold the sizes of a pass, and which rows of a batch it feeds how far.
+    """Hold the sizes of a pass, and which rows of a batch it feeds how far."""
 
-    Attributes:
-        rows: [A] int64, which rows of the batch take part, in order.
-        batch: B, how many rows the batch has.
-        ends: [A] int64, the position past the last token that each row is fed.
-        is_prefill: [A] bool, rows that are fed a part of their prompt, or what was evicted; None where no row is.
-        queries: Q, the most tokens of a row, branches left out.
-        width: w, places of each row's block whose outputs are wanted: 1 where none is fed a block.
-        checked: outputs of each row at which drafts are checked.
-        branches: n, the most branches of a row.
-        branch_size: c, tokens of a branch.
-        visible: the position past the last in the cache that any row attends to.
-        is_fixed: whether sizes are of the few that a compiled model is made for, at the price of padding.
-        fuses_commit: whether what is committed is fed with the block behind it; otherwise the commit is a separate pass.
-        causal_block: whether a token of a block sees no later one of it.
-        may_be_cut: whether a row may be fed any number of the tokens that it is due, as vLLM's budget has it.
-        is_full: whether the pass surely has no padding.
-        sees_all: whether, besides, each token surely sees all that is visible.
-        spans: [A] of each row, for the host; None where only the device knows them, or sizes are fixed, since code is compiled
-            for the values of numbers.
-    """
-
-    rows: Tensor
-    batch: int
-    ends: Tensor
-    queries: int
-    width: int
-    visible: int
+    rows: Tensor  # [A] int64, which rows of the batch take part, in order
+    batch: int  # B, how many rows the batch has
+    ends: Tensor  # [A] int64, the position past the last token that each row is fed
+    queries: int  # Q, the most tokens of a row, branches left out
+    width: int  # w, places of each row's block whose outputs are wanted: 1 where none is fed a block
+    visible: int  # the position past the last in the cache that any row attends to
+    # [A] bool, rows that are fed a part of their prompt, or what was evicted; None where no row is
     is_prefill: Tensor | None = None
-    checked: int = 0
-    branches: int = 0
-    branch_size: int = 0
-    is_fixed: bool = False
+    checked: int = 0  # outputs of each row at which drafts are checked
+    branches: int = 0  # n, the most branches of a row
+    branch_size: int = 0  # c, tokens of a branch
+    is_fixed: bool = False  # whether sizes are of the few that a compiled model is made for, at the price of padding
+    # Whether what is committed is fed with the block behind it; otherwise the commit is a separate pass
     fuses_commit: bool = True
-    causal_block: bool = False
+    causal_block: bool = False  # whether a token of a block sees no later one of it
+    # Whether a row may be fed any number of the tokens that it is due, as vLLM's budget has it
     may_be_cut: bool = False
-    is_full: bool = False
-    sees_all: bool = False
+    is_full: bool = False  # whether the pass surely has no padding
+    sees_all: bool = False  # whether, besides, each token surely sees all that is visible
+    # [A] of each row, for the host; None where only the device knows them, or sizes are fixed, since code is compiled for the
+    # values of numbers
     spans: Sequence[Span] | None = None
 
     @property
@@ -154,28 +125,20 @@ class Feed:
     A pass that checks a draft can be fed *branches*, too: future blocks like the row's own, each of which begins at a place of
     the draft and sees what is before it. If the draft is wrong there, the branch has given the next draft already. There are n
     of c tokens for each row. They are the last n c columns and outputs, and Q and m count them.
-
-    Attributes:
-        plan: its sizes and its rows.
-        tokens: [A, Q] int64, mask tokens included. Anything where not real.
-        positions: [A, Q] int64; 0 where not real.
-        block_start: [A] int64, the position from which on tokens are of the future block; those before it run causally.
-        is_real: [A, Q] bool; the rest is padding.
-        outputs: [A, m] int64, the columns of Q whose outputs are wanted: those of w places of the row's block, then those
-            that check a draft.
-        wanted: [A, m] bool, where they are; elsewhere anything may be given.
-        targets: [A, m] int64, the positions whose tokens the outputs predict.
-        branch_starts: [A, n] int64, the position of the first token of each branch; None where the pass has none.
     """
 
-    plan: PassPlan
-    tokens: Tensor
-    positions: Tensor
+    plan: PassPlan  # its sizes and its rows
+    tokens: Tensor  # [A, Q] int64, mask tokens included. Anything where not real
+    positions: Tensor  # [A, Q] int64; 0 where not real
+    # [A] int64, the position from which on tokens are of the future block; those before it run causally
     block_start: Tensor
-    is_real: Tensor
+    is_real: Tensor  # [A, Q] bool; the rest is padding
+    # [A, m] int64, the columns of Q whose outputs are wanted: those of w places of the row's block, then those that check a
+    # draft
     outputs: Tensor
-    wanted: Tensor
-    targets: Tensor
+    wanted: Tensor  # [A, m] bool, where they are; elsewhere anything may be given
+    targets: Tensor  # [A, m] int64, the positions whose tokens the outputs predict
+    # [A, n] int64, the position of the first token of each branch; None where the pass has none
     branch_starts: Tensor | None = None
 
     @property

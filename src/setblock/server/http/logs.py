@@ -43,17 +43,11 @@ def log_to_stderr(level: str) -> None:
 
 @dataclass
 class Account:
-    """Hold what became of one request, for its log line.
+    """Hold what became of one request, for its log line."""
 
-    Attributes:
-        id: names it, in the log and to its client.
-        started: `time.perf_counter()` when it came.
-        fields: what else the log is to say of it.
-    """
-
-    id: str
-    started: float
-    fields: dict[str, Any] = field(default_factory=dict)
+    id: str  # names it, in the log and to its client
+    started: float  # `time.perf_counter()` when it came
+    fields: dict[str, Any] = field(default_factory=dict)  # what else the log is to say of it
 
     @property
     def seconds(self) -> float:

@@ -30,24 +30,15 @@ class SBDCollator(TrainerCallback):
 
     `labels` [B, L] are for the Trainer, which divides the loss by their count. They are next-token targets alone: a document's
     first token has none. A trainer's callback, too, which counts the batches of each epoch.
-
-    Attributes:
-        args: the training arguments.
-        mask_token_id: None where the objective is `ntp`, or noise is uniform.
-        noise_vocab_size: as in `noise_row`.
-        end_of_text_id: also what rows are padded with.
-        context_length: positions stay below it.
-        is_flat: make one row of all, without padding, which attention by documents allows.
-        step: of all batches; None: a batch's number decides its step.
     """
 
-    args: SBDConfig
-    mask_token_id: int | None
-    end_of_text_id: int
-    context_length: int
-    is_flat: bool = False
-    noise_vocab_size: int | None = None
-    step: int | None = None
+    args: SBDConfig  # the training arguments
+    mask_token_id: int | None  # None where the objective is `ntp`, or noise is uniform
+    end_of_text_id: int  # also what rows are padded with
+    context_length: int  # positions stay below it
+    is_flat: bool = False  # make one row of all, without padding, which attention by documents allows
+    noise_vocab_size: int | None = None  # as in `noise_row`
+    step: int | None = None  # of all batches; None: a batch's number decides its step
 
     def __post_init__(self) -> None:
         # Which epoch of how many, its first step, its first batch and the last step. Shared with workers that outlive an epoch.

@@ -33,29 +33,22 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Hold the inputs of one forward pass of training.
+    """Hold the inputs of one forward pass of training."""
 
-    Attributes:
-        input_ids: [B, T] int64.
-        position_ids, document_ids, block_ids, limits: [B, T] int64, and causal_block: see `masks.train_mask`.
-        ntp, matp: targets of the two terms of eq. 14.
-        taught: [M3] numbers of the targets of `matp` that a clean output predicts, too: all but a document's first token, and
-            those past its end.
-        causal: [M3] which of the flattened [B * T] outputs that is.
-        rows: the runs of tokens of each row that are attended together, where attention is not by a mask over whole rows.
-    """
-
-    input_ids: Tensor
-    position_ids: Tensor
+    input_ids: Tensor  # [B, T] int64
+    position_ids: Tensor  # [B, T] int64, as in `masks.train_mask`, like the following three
     document_ids: Tensor
     block_ids: Tensor
     limits: Tensor
-    ntp: Targets
-    matp: Targets
+    ntp: Targets  # of the next-token term of eq. 14
+    matp: Targets  # of its masked-token term
+    # [M3] numbers of the targets of `matp` that a clean output predicts, too: all but a document's first token, and those past
+    # its end
     taught: Tensor
-    causal: Tensor
+    causal: Tensor  # [M3] which of the flattened [B * T] outputs that is
+    # The runs of tokens of each row that are attended together, where attention is not by a mask over whole rows
     rows: tuple[RowRuns, ...]
-    causal_block: bool = False
+    causal_block: bool = False  # as in `masks.train_mask`
 
     @property
     def clean_tokens(self) -> int:

@@ -65,25 +65,15 @@ class Noising:
 
 @dataclass(frozen=True)
 class NoisyHalf:
-    """Hold the noisy tokens of one row; arrays of one length N.
+    """Hold the noisy tokens of one row; arrays of one length N."""
 
-    Attributes:
-        input_ids: int, x̂: the token, or noise where `is_masked`.
-        labels: int, the token that belongs there, or `IGNORE` where it carries no loss.
-        is_masked: bool.
-        position_ids: int, position in the document.
-        document_ids: int, the document.
-        block_ids: int, 0, 1, 2, ..., one for each block of each copy.
-        block_starts: int, position of the first token of the block.
-    """
-
-    input_ids: np.ndarray
-    labels: np.ndarray
-    is_masked: np.ndarray
-    position_ids: np.ndarray
-    document_ids: np.ndarray
-    block_ids: np.ndarray
-    block_starts: np.ndarray
+    input_ids: np.ndarray  # int, x̂: the token, or noise where `is_masked`
+    labels: np.ndarray  # int, the token that belongs there, or `IGNORE` where it carries no loss
+    is_masked: np.ndarray  # bool
+    position_ids: np.ndarray  # int, position in the document
+    document_ids: np.ndarray  # int, the document
+    block_ids: np.ndarray  # int, 0, 1, 2, ..., one for each block of each copy
+    block_starts: np.ndarray  # int, position of the first token of the block
 
 
 def concatenated(parts: Sequence[NoisyHalf]) -> NoisyHalf:

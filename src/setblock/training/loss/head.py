@@ -24,15 +24,10 @@ _TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling t
 
 @dataclass(frozen=True, eq=False)
 class SplitHead:
-    """Hold the head of a model as a function of hidden states, to be called inside of the model's forward pass.
+    """Hold the head of a model as a function of hidden states, to be called inside of the model's forward pass."""
 
-    Attributes:
-        module: the model's own head.
-        scaling: what the model does to the logits afterwards.
-    """
-
-    module: nn.Module
-    scaling: Scaling
+    module: nn.Module  # the model's own head
+    scaling: Scaling  # what the model does to the logits afterwards
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Map [m, D] to [m, V]."""

@@ -64,19 +64,12 @@ def logits_of_hidden(hidden: Tensor, head: Head) -> LogitsOf:
 
 @dataclass(frozen=True)
 class SBDLoss:
-    """Hold eq. 14 over some targets.
+    """Hold eq. 14 over some targets."""
 
-    Attributes:
-        total: the loss to minimise: both terms, each target times its weight.
-        ntp_sum, matp_sum: the terms for the log: sums over their targets, each of weight 1. In nats; total variations have no
-            unit.
-        ntp_count, matp_count: how many targets each has.
-    """
-
-    total: Tensor
-    ntp_sum: Tensor
-    matp_sum: Tensor
-    ntp_count: int
+    total: Tensor  # the loss to minimise: both terms, each target times its weight
+    ntp_sum: Tensor  # for the log, the next-token term: a sum over its targets, each of weight 1, in nats
+    matp_sum: Tensor  # the same of the masked-token term; total variations have no unit
+    ntp_count: int  # how many targets each has
     matp_count: int
 
 

@@ -55,14 +55,10 @@ class TokenCost:
     A matrix of N weights takes 2 N for a token forward, 2 N for the gradient of its input and, where it is trained, 2 N for its
     own: 6 N, or 4 N where it is frozen. What attention computes between tokens is left out, and so are layers that are run
     again; of experts, all are counted. Low for long rows, high for experts.
-
-    Attributes:
-        layers: for a token that passes through the layers.
-        head: for a target, whose logits are computed.
     """
 
-    layers: int
-    head: int
+    layers: int  # for a token that passes through the layers
+    head: int  # for a target, whose logits are computed
 
     def of(self, inputs: TrainingInputs) -> int:
         """Return the operations of a pass and its backward pass."""
