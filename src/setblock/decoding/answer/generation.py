@@ -14,17 +14,11 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 @dataclass(frozen=True)
 class PassCounts:
-    """Count the forward passes of one request, up to the end of its answer.
+    """Count the forward passes of one request, up to the end of its answer."""
 
-    Attributes:
-        prefill: passes over the prompt.
-        block: passes over a block alone (over one token, in method `ntp`).
-        commit: passes that committed a block and, unless the runner commits in separate passes, were the first pass of the
-            next one.
-    """
-
-    prefill: int
-    block: int
+    prefill: int  # passes over the prompt
+    block: int  # passes over a block alone (over one token, in method `ntp`)
+    # Passes that committed a block and, unless the runner commits in separate passes, were the first pass of the next one
     commit: int
 
     @property
@@ -40,28 +34,18 @@ class PassCounts:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Hold how likely a token was when it was revealed (in method `exact`, when it was checked).
+    """Hold how likely a token was when it was revealed (in method `exact`, when it was checked)."""
 
-    Attributes:
-        logprob: its log-probability, in nats: the model's own, before temperature, penalties and bans.
-        alternatives: the most likely token ids with theirs, the most likely first.
-    """
-
-    logprob: float
-    alternatives: list[tuple[int, float]]
+    logprob: float  # its log-probability, in nats: the model's own, before temperature, penalties and bans
+    alternatives: list[tuple[int, float]]  # the most likely token ids with theirs, the most likely first
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Describe why an answer could not continue.
+    """Describe why an answer could not continue."""
 
-    Attributes:
-        message: one line.
-        is_of_form: whether nothing that may be chosen fits the form of the answer; otherwise the model is at fault.
-    """
-
-    message: str
-    is_of_form: bool
+    message: str  # one line
+    is_of_form: bool  # whether nothing that may be chosen fits the form of the answer; otherwise the model is at fault
 
 
 @dataclass(frozen=True)
@@ -119,17 +103,11 @@ Kind = Literal["prefill", "block", "commit"]
 
 @dataclass(frozen=True)
 class Reveal:
-    """Describe a token that a pass revealed.
+    """Describe a token that a pass revealed."""
 
-    Attributes:
-        index: its place in the answer, from 0.
-        token_id: what it is.
-        entropy: nats, of the distribution it was chosen from.
-    """
-
-    index: int
-    token_id: int
-    entropy: float
+    index: int  # its place in the answer, from 0
+    token_id: int  # what it is
+    entropy: float  # nats, of the distribution it was chosen from
 
 
 def generation_json(generation: Generation, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
