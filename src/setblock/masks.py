@@ -99,11 +99,8 @@ def to_dense(
     device: torch.device | str = "cpu",
     index: Tensor | None = None,
 ) -> Tensor:
-    """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed.
-
-    Args:
-        index: 0, 1, 2, ... up to the largest of these sizes at least; made here by default.
-    """
+    """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed. `index` is 0, 1, 2,
+    ... up to the largest of these sizes at least; made here by default."""
     index = torch.arange(max(batch, queries, keys), device=device) if index is None else index
     b, h = index[:batch].view(-1, 1, 1, 1), index[:1].view(1, 1, 1, 1)
     q_idx, kv_idx = index[:queries].view(1, 1, -1, 1), index[:keys].view(1, 1, 1, -1)

@@ -72,15 +72,9 @@ def answer_prompts(
     raw: bool,
     on_progress: Callable[[int, int], None],
 ) -> FileFigures:
-    """Write the answers that are not there yet, `settings.n` for each line.
-
-    Args:
-        concurrency: how many are decoded at once.
-        on_progress: called with the number of answers that are there, and of all.
-
-    Raises:
-        SetBlockError: a prompt is too long; nothing has been answered then.
-    """
+    """Write the answers that are not there yet, `settings.n` for each line, of which `concurrency` are decoded at once.
+    `on_progress` hears the number of answers that are there, and of all. Raise `SetBlockError` if a prompt is too long; nothing
+    has been answered then."""
     requests = _requests(model, lines, settings, raw=raw)
     wanted = {key: request for key, request in requests.items() if key not in answers.done}
     key_of = {request.id: key for key, request in wanted.items()}

@@ -15,12 +15,8 @@ from setblock.model.protocol.runtime import Span
 
 def schedule(spans: Sequence[Span], budget: int, *, served: Sequence[int]) -> list[Span]:
     """Return what each request is fed, nothing where it has to wait. At least one is fed, and at most `budget` tokens are,
-    unless a single block is larger than its share.
-
-    Args:
-        spans: what a full next pass feeds each request.
-        served: number of the pass that last fed it.
-    """
+    unless a single block is larger than its share. `spans` are what a full next pass feeds each request, and `served` is the
+    number of the pass that last fed it."""
     ends = [span.start for span in spans]
     by_turn = sorted(range(len(spans)), key=lambda index: served[index])
     prompts = [index for index in by_turn if spans[index].is_prefill]

@@ -63,12 +63,8 @@ def outcomes_of(
     ntp: Sequence[Sequence[int]] | None = None,
     verdicts: Sequence[Verdict] | None = None,
 ) -> Outcomes:
-    """Count answers, at least one.
-
-    Args:
-        ntp: token ids of NTP's answers to the same examples; None where these are NTP's own.
-        verdicts: on the answers; None where nobody can say.
-    """
+    """Count answers, at least one. `ntp` are the token ids of NTP's answers to the same examples, None where these are NTP's
+    own; and `verdicts` those on the answers, None where nobody can say."""
     own = [answer.token_ids for answer in answers]
     return Outcomes(
         tokens=tuple(map(len, own)),

@@ -100,17 +100,9 @@ def predicted_speedup(
 
         speedup(l, k) = k * time(1) / (time(2k) + (l - 1) * time(k))
 
-    A block of k tokens costs one fused pass, which commits the block before it, and l - 1 passes over the block alone.
-
-    Args:
-        passes_per_block: l, the mean number of passes that a block takes, in 1..k; k / l is the NFE speed-up.
-        block_size: k.
-        one_token: time(1), of a pass over one token. The three times are in any one unit.
-        block: time(k), of a pass over a block.
-        fused: time(2k), of the fused commit and first pass.
-
-    Raises:
-        ValueError: `passes_per_block` is not in 1..k, or a time is not positive.
+    A block of k tokens costs one fused pass, which commits the block before it, and l - 1 passes over the block alone: l is
+    `passes_per_block`, in 1..k, and k / l the NFE speed-up. time(1), time(k) and time(2k) are `one_token`, `block` and `fused`,
+    in any one unit. Raise `ValueError` if l is not in 1..k, or a time is not positive.
     """
     if not 1 <= passes_per_block <= block_size:
         raise ValueError(f"passes_per_block must be in 1..{block_size} (the block size), not {passes_per_block}")

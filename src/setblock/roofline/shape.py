@@ -74,15 +74,9 @@ class ModelShape:
 
 
 def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
-    """Return the shape that a config describes.
-
-    Args:
-        config: a `PretrainedConfig`, or the mapping that a `config.json` holds.
-        name: what to call the model; its `model_type` by default.
-
-    Raises:
-        SetBlockError: a size is missing, or the architecture has parts that are not modelled.
-    """
+    """Return the shape that a config describes, a `PretrainedConfig` or the mapping that a `config.json` holds. `name` is what
+    to call the model, by default its `model_type`. Raise `SetBlockError` if a size is missing, or the architecture has parts
+    that are not modelled."""
     if not isinstance(config, Mapping):
         config = config.get_text_config()
     kind = str(_read(config, "model_type", default="unknown"))

@@ -89,15 +89,9 @@ def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
 
 
 def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: float) -> Estimate:
-    """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer.
-
-    Args:
-        peak: of one, in operations per second.
-        share: of the peak that is reached, in 0..1.
-
-    Raises:
-        SetBlockError: the model's config can't be read, or a file of the data is not there.
-    """
+    """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer. `peak` is that of
+    one, in operations per second, of which a `share` in 0..1 is reached. Raise `SetBlockError` if the model's config can't be
+    read, or a file of the data is not there."""
     # 1. What is trained, and on what
     if recipe.data.tokenised is None:
         check_texts(recipe.data)

@@ -94,15 +94,9 @@ _CHAT_MODEL = "smollm2"
 
 @slow_steps_named()
 def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":
-    """Load the model that the options name, or the bundled one.
-
-    Args:
-        blocks: whether it is to be decoded in blocks that nothing checks, which it must have been trained for.
-        fastest: whether its weights may be prepacked without having been asked for, where that pays.
-
-    Raises:
-        SetBlockError: it can't be loaded, or has no mask token and `blocks` needs one.
-    """
+    """Load the model that the options name, or the bundled one. `blocks`: whether it is to be decoded in blocks that nothing
+    checks, which it must have been trained for. `fastest`: whether its weights may be prepacked without having been asked for,
+    where that pays. Raise `SetBlockError` if it can't be loaded, or has no mask token and `blocks` needs one."""
     logging.getLogger("setblock.steps").info("starting PyTorch and Transformers")
     import torch
 

@@ -154,22 +154,14 @@ _ARRAYS = ("starts", "order", "lengths")
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CorpusRows(Sequence[Row]):
-    """Make a row when it is asked for.
-
-    Attributes:
-        census: what became of the documents.
-        fingerprint: a hash of the documents that are kept, in their order, whatever file they came from.
-        starts: int64 [R + 1], where the documents of each row begin in `order`.
-        order: int64 [D], the documents of all rows, by number.
-        lengths: int64 [D], how many tokens are kept of each.
-    """
+    """Make a row when it is asked for."""
 
     documents: datasets.Dataset
-    census: Census
-    fingerprint: str
-    starts: np.ndarray
-    order: np.ndarray
-    lengths: np.ndarray
+    census: Census  # what became of the documents
+    fingerprint: str  # a hash of the documents that are kept, in their order, whatever file they came from
+    starts: np.ndarray  # int64 [R + 1], where the documents of each row begin in `order`
+    order: np.ndarray  # int64 [D], the documents of all rows, by number
+    lengths: np.ndarray  # int64 [D], how many tokens are kept of each
     row_length: int | None
     pad_token_id: int
 
@@ -217,13 +209,9 @@ def packed_rows(
     *,
     pad_token_id: int,
 ) -> dict[str, CorpusRows]:
-    """Choose documents, see `FEATURES`, and pack them. Return the rows to train on, `train`, and those to evaluate on,
-    `evaluation`, if there are any. Raise `SetBlockError` as `DocumentLimits` does, or if nothing is left.
-
-    Args:
-        section: says what a row is and which share of the documents is held out.
-        sources: the documents of each source of the section, `train`, and of its texts to evaluate on, `evaluation`.
-    """
+    """Choose documents, see `FEATURES`, and pack them, as the section says. `sources` are the documents of each of its sources,
+    `train`, and of its texts to evaluate on, `evaluation`. Return the rows to train on and those to evaluate on, if there are
+    any, under the same names. Raise `SetBlockError` as `DocumentLimits` does, or if nothing is left."""
     made = {}
     for part, own in section.parts.items():
         documents = datasets.concatenate_datasets(list(sources[part]))

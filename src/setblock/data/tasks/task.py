@@ -155,12 +155,8 @@ class Task(Generic[E]):
 
 
 def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str) -> Iterator[E]:
-    """Yield distinct examples of one split, the same for the same key, until `write` gives no new ones.
-
-    Args:
-        write: writes one example, of whichever split, from what it draws; None where the draw gives none.
-        key: another key gives other examples; it should hold the split and the seed.
-    """
+    """Yield distinct examples of one split, the same for the same key, which should hold the split and the seed. `write` writes
+    an example, of whichever split, from what it draws, or returns None; there are no more where it gives no new ones."""
     rng = random.Random(key)
     seen: set[str] = set()
     fruitless = 0

@@ -186,11 +186,7 @@ class DecodingSettings:
     )
 
     def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":
-        """Refuse names that are no settings.
-
-        Raises:
-            ParameterError: there is one.
-        """
+        """Raise `ParameterError` for a name that is no setting."""
         for name in named.keys() - SETTINGS.keys():
             raise ParameterError(
                 f"{name} is no setting{did_you_mean(name, SETTINGS)}: parameters of a sampler, such as gamma, go to the "

@@ -38,12 +38,8 @@ class SharedProduct:
         self._parts: list[Tensor | None] = []
 
     def part(self, index: int, hidden: Tensor, product: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        """Return what one layer makes of its input.
-
-        Args:
-            hidden: [..., D] what it is called with.
-            product: gives all layers' parts [..., size].
-        """
+        """Return what one layer makes of the input [..., D] that it is called with. `product` gives all layers' parts [...,
+        size]."""
         part = self._parts[index] if self._input is hidden else None
         if part is None:
             self._input, self._parts = hidden, list(product(hidden))

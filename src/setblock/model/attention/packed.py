@@ -58,12 +58,8 @@ _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
 def packed_attention(
     model: PreTrainedModel, attention: GroupedAttention, rectangles: Sequence[Rectangle], cells: Tensor
 ) -> Iterator[AttentionMask]:
-    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with.
-
-    Args:
-        attention: of the model.
-        cells: [N] int64, where each token is a query, among the queries of all rectangles, one behind the other.
-    """
+    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with. `cells` [N] int64
+    says where each token is a query, among the queries of all rectangles, one behind the other."""
     config = attention.config
     implementation = str(config._attn_implementation)
     # FlexAttention's block masks don't come in rectangles this small; SDPA has no soft-capping

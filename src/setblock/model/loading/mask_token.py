@@ -48,12 +48,8 @@ def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def reserved_id(tokenizer: PreTrainedTokenizerBase, *, in_use: Set[int] = frozenset()) -> int | None:
-    """Return the smallest reserved special id of a tokenizer that has no role, or None.
-
-    Args:
-        tokenizer: its named special tokens and those its chat template writes have a role.
-        in_use: ids that have one for the model.
-    """
+    """Return the smallest reserved special id of a tokenizer that has no role, or None. Its named special tokens and those that
+    its chat template writes have one, and the ids `in_use` have one for the model."""
     roles = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad", "unk", "sep", "cls")} | in_use
     template = str(tokenizer.chat_template or "")
     found = [

@@ -44,15 +44,9 @@ class DraftText(NamedTuple):
         return DraftText(self.token_ids.to(device), keys, places)
 
     def find(self, last: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how many tokens of a text's end stand here, and where this text continues.
-
-        Args:
-            last: [B, LONGEST_MATCH] int64, the last tokens of B texts, the very last one first.
-            length: [B] int64, how many of them there are.
-
-        Returns:
-            [B] int64, the tokens that match, 0 where none does; [B] int64, the place of the token after them.
-        """
+        """Return how many tokens of a text's end stand here, [B] int64, 0 where none does, and the place of the token after
+        them, [B] int64. `last` [B, LONGEST_MATCH] int64 are the last tokens of B texts, the very last one first, and `length`
+        [B] int64 how many of them there are."""
         matched, found = torch.zeros_like(length), torch.zeros_like(length)
         key = torch.zeros_like(length)
         for column, (keys, places) in enumerate(zip(self.keys, self.places, strict=True)):

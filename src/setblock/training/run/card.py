@@ -24,13 +24,8 @@ _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "pef
 
 
 def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
-    """Return the card of a checkpoint.
-
-    Args:
-        folder: the checkpoint, with what its run has logged.
-        recipe: what was trained, as `Recipe` dumps it. Of local paths only the last part gets into the card; the checkpoint's
-            own is given from the current folder on.
-    """
+    """Return the card of a checkpoint in `folder`, with what its run has logged there, of a recipe as `Recipe` dumps it. Of
+    local paths only the last part gets into the card; the checkpoint's own is given from the current folder on."""
     recipe = _without_folders(without_nulls(recipe))
     base = recipe["model"].get("path") or ""
     data = ModelCardData(

@@ -44,13 +44,9 @@ def make_folder(folder: Path) -> None:
 
 
 def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_batch_size: int | None = None) -> None:
-    """Record in `folder` which recipe is trained there, and on what, or raise `SetBlockError` if it already holds the run of
-    another recipe, or of other documents, which this one would silently continue with.
-
-    Args:
-        documents: a hash of the documents that it is trained on, if it is known.
-        global_batch_size: rows that an optimiser step learns from.
-    """
+    """Record in `folder` which recipe is trained there, on which documents (their hash, if it is known) and how many rows a
+    step, or raise `SetBlockError` if it already holds the run of another recipe, or of other documents, which this one would
+    silently continue with."""
     wanted = check_run(folder, recipe, documents=documents, global_batch_size=global_batch_size)
     if not (folder / _RECIPE_FILE).is_file():
         write_whole(folder / _RECIPE_FILE, json.dumps(wanted, indent=2) + "\n")
