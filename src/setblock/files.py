@@ -6,8 +6,10 @@ Knows files, where the package's own are, and how two records differ. Knows noth
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -26,9 +28,27 @@ def read_text(path: Path, *, what: str = "") -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise SetBlockError(f"can't read {what}{' ' if what else ''}{path}: {error.strerror}") from error
+        raise SetBlockError(f"can't read {f'{what} {path}'.strip()}: {error.strerror}") from error
     except UnicodeError as error:
-        raise SetBlockError(f"{what}{' ' if what else ''}{path} must be valid UTF-8") from error
+        raise SetBlockError(f"{what} {path} must be valid UTF-8".strip()) from error
+
+
+@contextmanager
+def writing(path: Path, *, what: str = "") -> Iterator[None]:
+    """Raise `SetBlockError` where a file or a folder can't be written while active. The message says `what` is in it."""
+    try:
+        yield
+    except OSError as error:
+        raise SetBlockError(f"can't write {f'{what} {path}'.strip()}: {error.strerror or error}") from error
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give where to make a folder, which becomes `folder` once it is whole, or raise `SetBlockError` if it can't be written."""
+    with writing(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        whole = Path(temporary) / folder.name
+        yield whole
+        os.replace(whole, folder)
 
 
 def write_whole(path: Path, text: str) -> None:

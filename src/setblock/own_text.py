@@ -18,7 +18,7 @@ from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.files import whole_lines
+from setblock.files import whole_lines, writing
 from setblock.model.sbd_model import SBDModel
 
 
@@ -84,7 +84,7 @@ def regenerate(
         last = next(islice(questions, asked - 1, None), None)
         if last is None or last != written[-1].get("prompt", written[-1].get("messages", [])[:-1]):
             raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
             while batch := list(islice(questions, batch_size)):
@@ -99,6 +99,4 @@ def regenerate(
                 file.flush()
                 asked += len(batch)
                 on_progress(kept)
-    except OSError as error:
-        raise SetBlockError(f"can't write {path}: {error.strerror}") from error
     return asked, kept

@@ -30,4 +30,4 @@ def read_yaml(path: Path, *, what: str = "") -> Any:
     try:
         return yaml.load(read_text(path, what=what), Loader=YAMLLoader)
     except yaml.YAMLError as error:
-        raise SetBlockError(f"{what}{' ' if what else ''}{path} is not YAML: {one_line(error)}") from error
+        raise SetBlockError(f"{what} {path} is not YAML: {one_line(error)}".strip()) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.errors import SetBlockError
-from setblock.files import whole_lines, write_whole
+from setblock.files import whole_lines, write_whole, writing
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,13 @@ class AnswerFile:
         if path.exists():
             raise SetBlockError(f"{path} exists already: name another file, or move it away")
         header = json.dumps(made, sort_keys=True)
-        try:
+        with writing(self.part):
             found, *lines = whole_lines(self.part) or [b""]
             if found.decode() not in ("", header):
                 raise SetBlockError(
                     f"{self.part} was made with other prompts, settings or model: delete it to start again"
                 )
             self._file = open(self.part, "ab")  # noqa: SIM115  # closed by `close`
-        except OSError as error:
-            raise SetBlockError(f"can't write {self.part}: {error.strerror}") from error
         if not found:
             self._write(header)
         self.done: set[Key] = {(answer["line"], answer["sample"]) for answer in map(json.loads, lines)}

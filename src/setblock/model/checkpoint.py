@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from setblock.errors import SetBlockError
+from setblock.files import whole_folder, writing
 from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts
 
 Sums = dict[str, tuple[tuple[int, ...], float]]
@@ -92,12 +92,9 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
 def copy_checkpoint(source: Path, folder: Path) -> None:
     """Copy a checkpoint into a new or empty folder, which appears once it is whole, or raise `SetBlockError` if it can't be
     written."""
-    try:
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-            whole = Path(shutil.copytree(source, Path(temporary) / folder.name))
-            for path in (whole, *whole.rglob("*")):
-                path.chmod(path.stat().st_mode | 0o200)  # the copy's owner may write to it
-            os.replace(whole, folder)
-    except OSError as error:
-        raise SetBlockError(f"can't write {folder}: {error}") from error
+    with whole_folder(folder) as whole:
+        shutil.copytree(source, whole)
+        for path in (whole, *whole.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o200)  # the copy's owner may write to it

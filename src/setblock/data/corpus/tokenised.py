@@ -25,7 +25,7 @@ from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, encoders_of, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
-from setblock.files import differences, write_whole
+from setblock.files import differences, write_whole, writing
 
 MANIFEST, _PLAN = "manifest.json", "plan.json"
 SHARD_DOCUMENTS = 8192
@@ -62,7 +62,7 @@ def tokenise(
     }
     read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
     plan = json.loads(json.dumps({**identity, "records": read, "shard_documents": shard_documents}))
-    try:
+    with writing(folder, what="tokenised documents to"):
         _claim(folder, plan)
         done = 0
         for stem, (encoder, records) in sources.items():
@@ -87,8 +87,6 @@ def tokenise(
         fingerprints = {name: each.fingerprint for name, each in rows.items()}
         manifest = {"made_of": plan, "shards": shards, "census": censuses, "fingerprint": fingerprints}
         write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-    except OSError as error:
-        raise SetBlockError(f"can't write tokenised documents to {folder}: {error}") from error
     return rows["train"].census
 
 

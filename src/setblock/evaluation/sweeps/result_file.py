@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from setblock.decoding.settings.operating_point import NTP
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result, result_from_json
-from setblock.files import differences
+from setblock.files import differences, writing
 
 
 def read_results(path: Path) -> list[Result]:
@@ -51,11 +51,9 @@ def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Re
     if path is None:
         yield [], lambda result: None
         return
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")
-    except OSError as error:
-        raise SetBlockError(f"can't write {path}: {error.strerror}") from error
     with file:
         try:
             held = FileLock(path.with_name(f".{path.name}.lock")).acquire(blocking=False)

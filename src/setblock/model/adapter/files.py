@@ -5,8 +5,6 @@ files of it. Knows nothing of models, and does not need PEFT.
 """
 
 import json
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.files import FACTS_FILE
+from setblock.files import FACTS_FILE, whole_folder
 from setblock.model.protocol.facts import SBDFacts, facts_from_json
 
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
@@ -110,19 +108,14 @@ def write_adapter(source: Path, facts: SBDFacts | None, folder: Path) -> None:
     config |= {"base_model_name_or_path": None}
     if facts.noise_vocab_size is not None:  # SGLang reads no patterns
         config["target_modules"] = sorted(_layers(weights))
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-            whole = Path(temporary) / folder.name
-            whole.mkdir()
-            recorded = replace(facts, calibrations=()).to_json()
-            for name, content in ((CONFIG_NAME, config), (FACTS_FILE, recorded)):
-                (whole / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
-            save_file(rounded, whole / WEIGHTS_NAME, metadata={"format": "pt"})
-            (whole / WEIGHTS_NAME).chmod((whole / CONFIG_NAME).stat().st_mode)
-            os.replace(whole, folder)
-    except OSError as error:
-        raise SetBlockError(f"can't write {folder}: {error}") from error
+    with whole_folder(folder) as whole:
+        whole.mkdir()
+        recorded = replace(facts, calibrations=()).to_json()
+        for name, content in ((CONFIG_NAME, config), (FACTS_FILE, recorded)):
+            (whole / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+        save_file(rounded, whole / WEIGHTS_NAME, metadata={"format": "pt"})
+        (whole / WEIGHTS_NAME).chmod((whole / CONFIG_NAME).stat().st_mode)
 
 
 def _of_block(facts: SBDFacts | None) -> SBDFacts:

