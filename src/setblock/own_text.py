@@ -75,8 +75,10 @@ def regenerate(
         SetBlockError: the file holds answers to other questions, can't be written, or a question can't be answered.
     """
     questions = iter(questions)
+    with writing(path):  # a last line that was cut short is taken out
+        lines = whole_lines(path)
     try:
-        written = [json.loads(line) for line in whole_lines(path)]
+        written = [json.loads(line) for line in lines]
         asked, kept = int(written[-1]["question"]) + 1 if written else 0, len(written)
     except (ValueError, KeyError, TypeError) as error:
         raise SetBlockError(f"{path} was not written by this command: give another --output") from error

@@ -65,6 +65,11 @@ def test_a_file_of_something_else_is_refused(model: SBDModel, tmp_path: Path) ->
         regenerate(model, QUESTIONS, path, settings=SETTINGS)
 
 
+def test_a_folder_in_the_place_of_the_file_is_refused(model: SBDModel, tmp_path: Path) -> None:
+    with pytest.raises(SetBlockError, match=r"can't write .*: Is a directory"):
+        regenerate(model, QUESTIONS, tmp_path, settings=SETTINGS)
+
+
 def test_questions_of_every_shape(tmp_path: Path) -> None:
     chat = [
         {"role": "user", "content": "Three and four?"},
