@@ -21,16 +21,11 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
 
 
 class Worker:
-    """Feed an engine from an event loop. The thread sleeps while there is nothing to decode.
-
-    Attributes:
-        figures: the engine's, after its last pass.
-        failure: what the engine died of, if it has.
-    """
+    """Feed an engine from an event loop. The thread sleeps while there is nothing to decode."""
 
     def __init__(self, engine: Engine, *, on_failure: Callable[[], None] = lambda: None) -> None:
-        self.figures: EngineFigures = engine.figures
-        self.failure: Exception | None = None
+        self.figures: EngineFigures = engine.figures  # after its last pass
+        self.failure: Exception | None = None  # what the engine died of, if it has
         self._engine, self._on_failure = engine, on_failure
         # What the thread is to do between two passes, and None to stop
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

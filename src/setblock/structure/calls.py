@@ -144,14 +144,10 @@ class Piece:
 
 
 class CallReader:
-    """Separate calls from text, as an answer comes.
-
-    Attributes:
-        calls: how many have begun.
-    """
+    """Separate calls from text, as an answer comes."""
 
     def __init__(self, form: CallForm) -> None:
-        self.calls = 0
+        self.calls = 0  # how many have begun
         self._form, self._held, self._is_final = form, "", False
         self._pieces = self._separated()
 

@@ -174,17 +174,13 @@ _MOST_RUNS = 64
 
 
 class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensors that operations make and that are alive.
-
-    Attributes:
-        now, most: at present, and at most.
-        gradients: of `most`, those of whole backward passes.
-    """
+    """Count the bytes of tensors that operations make and that are alive."""
 
     def __init__(self, model: nn.Module, gpus: int) -> None:
         """Take a model, whose weights are not counted, and over how many GPUs gradients are spread."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.most = self.gradients = self._done = 0
+        self.now = self.most = 0  # at present, and at most
+        self.gradients = self._done = 0  # of `most`, and at present, those of whole backward passes
         held = (*model.parameters(), *model.buffers())
         self._seen = WeakIdKeyDictionary({tensor.untyped_storage(): True for tensor in held})
         self._gpus = gpus

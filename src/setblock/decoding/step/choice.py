@@ -65,11 +65,7 @@ class Policy:
 
 class RowSamplers:
     """Hold one sampler for each row; rows of equal samplers are asked together. None reveals every candidate, of which there is
-    one a pass in method `ntp`.
-
-    Attributes:
-        memories: of each row, what its sampler has left for the next pass: tensors [1, k, ...], none before it is asked.
-    """
+    one a pass in method `ntp`."""
 
     def __init__(
         self, samplers: Sequence[Sampler | None], *, device: torch.device, memories: Sequence[Memory] | None = None
@@ -79,6 +75,7 @@ class RowSamplers:
         self._groups = [
             (sampler, rows, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
         ]
+        # Of each row, what its sampler has left for the next pass: tensors [1, k, ...], none before it is asked
         self.memories = list(memories or [{}] * len(samplers))
 
     def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:

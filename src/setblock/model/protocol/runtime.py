@@ -270,13 +270,9 @@ class PagedRunner(Runner, Protocol):
 
 
 class LanguageModel(Protocol):
-    """Define a model that decoding can drive.
+    """Define a model that decoding can drive."""
 
-    Attributes:
-        draft_text: texts that method `exact` copies drafts from, besides each request's own; None where there are none.
-    """
-
-    draft_text: DraftText | None
+    draft_text: DraftText | None  # what method `exact` copies drafts from, besides each request's own text, if anything
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -144,14 +144,11 @@ def _limits() -> dict[str, Any]:
 
 class CompiledModel:
     """Run a model and what is between its passes compiled: a new shape compiles for seconds to a minute, and a known one
-    never does.
-
-    Attributes:
-        model: what to call in the model's stead.
-    """
+    never does."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
         self._backend, self._functions = backend, dict[Function, Function]()
+        # What to call in the model's stead
         self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
 
     def function(self, function: Function, /) -> Function:

@@ -34,12 +34,8 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {status: {"description": row[0]} fo
 
 
 class ApiError(HTTPException):
-    """Hold an answer that is an error. Its status says what kind of error it is, and which headers go along.
-
-    Attributes:
-        code: OpenAI's `code`, for programs; None where the status says all.
-        param: the parameter at fault, if it is one.
-    """
+    """Hold an answer that is an error. Its status says what kind of error it is, and which headers go along. `code` is
+    OpenAI's, for programs, None where the status says all; `param` is the parameter at fault, if it is one."""
 
     def __init__(
         self,

@@ -15,9 +15,6 @@ class MuonAdamW(Optimizer):
     Muon (Jordan et al., 2024) orthogonalises the momentum of each weight matrix; its steps are scaled to AdamW's size
     (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW.
 
-    Attributes:
-        least_rows: rows of the matrix that has fewest; None where there is none.
-
     Args:
         model: its trainable parameters are optimised.
         lr, weight_decay: of both.
@@ -40,7 +37,7 @@ class MuonAdamW(Optimizer):
             self._parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         if others:
             self._parts.append(AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
-        self.least_rows = min(map(len, matrices), default=None)
+        self.least_rows = min(map(len, matrices), default=None)  # of a matrix; None where there is none
         super().__init__([{"params": p} for part in self._parts for p in part.param_groups[0]["params"]], {})
         # The very dicts of the parts, so that a scheduler's new rate reaches them.
         self.param_groups = [group for part in self._parts for group in part.param_groups]
