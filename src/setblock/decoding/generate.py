@@ -41,11 +41,8 @@ def open_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> OpenBatch:
     """Check requests against the model and lay out their batch. Rows may differ in everything; each is one answer. A row that
-    names neither sampler nor block size gets the model's calibrated ones, if there are any.
-
-    Raises:
-        SetBlockError: a prompt is empty or too long, or a row asks for what the model can't do.
-    """
+    names neither sampler nor block size gets the model's calibrated ones, if there are any. Raise `SetBlockError` if a prompt
+    is empty or too long, or a row asks for what the model can't do."""
     rows = Rows.opened(check_rows(model, prompts, settings))
     longest, count = max(terms.limit for terms in rows.state.terms.rows), len(prompts)
     branched = max(each.branches * each.block_size for each in rows.state.terms.rows)

@@ -73,17 +73,15 @@ class RecordExample(TextExample):
 
 
 def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) -> Task[RecordExample]:
-    """Return the task of a file of records, named like it. It has one split, `test`, and the examples in their order.
+    """Return the task of a file of records, named like it. It has one split, `test`, and the examples in their order. Raise
+    `SetBlockError` if the file can't be read or a record has another shape, some records have a reference and others have not,
+    the judge needs references or others, or `raw` meets a chat.
 
     Args:
         path: of a file of JSON lines or a Parquet file. A record has a `prompt`, with or without a `completion`, or `messages`.
             The reference of a chat is the assistant's message at its end, if there is one. Other columns have no effect.
         judge: one of `JUDGES`, which compares an answer with its reference; by default `exact-match`, if there are references.
         raw: whether prompts are continued as they stand, without a chat template.
-
-    Raises:
-        SetBlockError: the file can't be read or a record has another shape, some records have a reference and others have
-            not, the judge needs references or others, or `raw` meets a chat.
     """
     from setblock.data.texts.records import SUFFIXES, FileRecords
 

@@ -162,14 +162,12 @@ _MOST_LEFT = 0.5
 
 
 def prepack(model: PreTrainedModel) -> None:
-    """Replace every `nn.Linear`, the LM head too, by a `PrepackedLinear`.
+    """Replace every `nn.Linear`, the LM head too, by a `PrepackedLinear`. Raise `SetBlockError` if the model is not on a CPU,
+    or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
 
     One layer at a time, so that little more memory is needed than before; a head that was tied to the embeddings gets a weight
     that is not shared. What is no `nn.Linear` stays as it is: GPT-2's `Conv1D`, experts that are kept in one tensor. Warns
     where that is most of the model.
-
-    Raises:
-        SetBlockError: the model is not on a CPU, or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
     """
     if model.device.type != "cpu":
         raise SetBlockError(

@@ -43,16 +43,14 @@ def tokenise(
     shard_documents: int = SHARD_DOCUMENTS,
     on_progress: Callable[[int], None] = lambda documents: None,
 ) -> Census:
-    """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them.
+    """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. Raise
+    `SetBlockError` if the data can't be read, is not as the section says, or the folder holds other data.
 
     Args:
         section: what to read; a source without an end needs `documents`.
         tokenizer: the model's, with the section's chat template.
         folder: where to; one that a stopped run left is completed.
         on_progress: called with the number of documents so far.
-
-    Raises:
-        SetBlockError: the data can't be read, is not as the section says, or the folder holds other data.
     """
     identity = _identity(section, tokenizer, limits)
     sources = {

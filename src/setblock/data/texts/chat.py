@@ -23,7 +23,8 @@ _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformer
 def chat_pieces(
     tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any = None, loss_on_all: bool = False
 ) -> list[Piece]:
-    """Return the text of a conversation, cut where the assistant begins and ends.
+    """Return the text of a conversation, cut where the assistant begins and ends. Raise `SetBlockError` if there is no
+    template, it refuses the messages, or it does not let answers be identified exactly.
 
     A template with `{% generation %}` marks says itself what the assistant writes. Of any other one, an answer is what
     follows the generation prompt, up to the end-of-text token if the template closes a turn with it, else to the end of the
@@ -33,9 +34,6 @@ def chat_pieces(
         messages: a list of mappings with `role` and `content`, and whatever else the template knows.
         tools: what the template is given as such, if anything.
         loss_on_all: let everything carry loss.
-
-    Raises:
-        SetBlockError: there is no template, it refuses the messages, or it does not let answers be identified exactly.
     """
     _check_messages(messages)
     if tokenizer.chat_template is None:

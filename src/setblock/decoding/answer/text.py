@@ -31,16 +31,14 @@ def encode_prompt(
     raw: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Return the token ids of a prompt.
+    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or of another kind, or has messages and the
+    tokenizer no chat template.
 
     Args:
         prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
             as OpenAI has them. A text becomes a user message where the tokenizer has a chat template.
         raw: continue the text as it stands, without the chat template.
         tools: functions that a chat may call, as OpenAI describes them.
-
-    Raises:
-        SetBlockError: the prompt is empty or none of these, or has messages and the tokenizer no chat template.
     """
     if isinstance(prompt, str):
         text = _checked_text(prompt, "prompt")

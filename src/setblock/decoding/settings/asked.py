@@ -23,7 +23,8 @@ def settings_asked(
     offered: Collection[str] = tuple(SETTINGS),
     told: str = "parameter",
 ) -> DecodingSettings:
-    """Return the settings of `base`, with the values that are asked for in place of `base`'s.
+    """Return the settings of `base`, with the values that are asked for in place of `base`'s. Raise `ParameterError` if a name
+    is not known, or a value not valid.
 
     Args:
         asked: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a mapping under
@@ -32,9 +33,6 @@ def settings_asked(
         base: by default the settings of a request that says nothing.
         offered: the settings that may be asked for.
         told: what an error calls a name that is not known.
-
-    Raises:
-        ParameterError: a name is not known, or a value not valid.
     """
     if base is not None and not isinstance(base, DecodingSettings):
         raise ParameterError(f"settings must be DecodingSettings, not {base!r}")

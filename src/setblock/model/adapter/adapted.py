@@ -52,28 +52,17 @@ class SharedProduct:
 
 
 class Update(nn.Module):
-    """Hold the adapter's update of layers that read one input, and add it to what they give where the gate is open.
-
-    Attributes:
-        gate: says which rows.
-        layers: the base layers, each with a hook.
-        inner: [R, in_features], their matrices A, stacked.
-    """
+    """Hold the adapter's update of layers that read one input, and add it to what they give where the gate is open."""
 
     def __init__(
         self, gate: Gate, layers: Sequence[nn.Module], inner: Sequence[Tensor], outer: Sequence[Tensor]
     ) -> None:
-        """Put a hook on each layer.
-
-        Args:
-            gate, layers: see above.
-            inner: A [r, in_features] of each layer.
-            outer: [r, out_features] of each layer: the transposed B, with LoRA's factor in it.
-        """
+        """Put a hook on each of the base layers. The gate says which rows are updated. Of each layer, `inner` is A
+        [r, in_features] and `outer` the transposed B [r, out_features], with LoRA's factor in it."""
         super().__init__()
         self.gate, self.layers = gate, tuple(layers)
         self.ranks = [len(each) for each in inner]
-        self.inner: Tensor
+        self.inner: Tensor  # [R, in_features]
         self.register_buffer("inner", torch.cat([*inner]))
         for index, (layer, each) in enumerate(zip(layers, outer, strict=True)):
             self.register_buffer(f"outer_{index}", each)

@@ -50,14 +50,7 @@ read. Not one of Transformers' caches: those are taken away from layers that are
 
 
 class Layout:
-    """Hold what the attention function needs to know of a pass in a model of some config.
-
-    Attributes:
-        rows: the runs of each row.
-        is_causal: clean runs are plainly causal, without masks; else each has its own mask.
-        half: which runs are the pass's own.
-        clean_keys: where the keys of clean tokens are kept by a pass over these, and found by one over noisy tokens.
-    """
+    """Hold what the attention function needs to know of a pass in a model of some config."""
 
     def __init__(
         self,
@@ -67,8 +60,10 @@ class Layout:
         half: Half = "both",
         clean_keys: CleanKeys | None = None,
     ) -> None:
-        self.rows, self.half, self.clean_keys = rows, half, clean_keys
+        self.rows, self.half = rows, half  # the runs of each row, and which of them are the pass's own
+        self.clean_keys = clean_keys  # kept by a pass over clean tokens, and found by one over noisy tokens
         longest = max((run.length for row in rows for run in row.clean), default=0)
+        # Whether clean runs are plainly causal, without masks; else each has its own mask
         self.is_causal = all(window is None or window >= longest for window in layer_windows(config).values())
 
     def own(self, row: RowRuns) -> list[tuple[Run, bool]]:

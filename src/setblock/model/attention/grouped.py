@@ -95,35 +95,27 @@ number of rows that it meets first, which takes a fifth as long as the product. 
 
 class GroupedAttention:
     """Call the attention above in a model's passes, if its plan allows it. A model and its config take long to ask, so each
-    runner asks once.
-
-    Attributes:
-        config: of the text model.
-        name: of the attention function that replaces Transformers' `sdpa`.
-        is_used: whether the model's attention plan allows it; others keep theirs.
-        needs_masks: whether a pass whose queries see every key needs a mask, too.
-        of_group: G, query heads that share a key head.
-        most_queries: with more, a mask is left as it is.
-        dtype: of the model, and of what is added to its scores.
-        is_invariant: whether a token is to get the same bits in each pass.
-    """
+    runner asks once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.config, self.dtype = model.config.get_text_config(), model.dtype
-        self.is_used = plan_of(model).grouped
+        self.config, self.dtype = model.config.get_text_config(), model.dtype  # of the text model
+        self.is_used = plan_of(model).grouped  # others keep their own attention
         # Where layers differ in size, one stands for all: a layer with other groups takes the first Q of the mask
         layer = self.config.per_layer_config[0] if getattr(self.config, "is_heterogeneous", False) else self.config
         heads = getattr(layer, "num_attention_heads", 1)
         groups = getattr(layer, "num_key_value_heads", None) or heads
         size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
-        self.of_group: int = heads // groups
+        self.of_group: int = heads // groups  # G, query heads that share a key head
+        # Whether a token is to get the same bits in each pass
         self.is_invariant = is_invariant(model.dtype, model.device)
         if self.is_invariant:
             sdpa_keeps_bits(model.dtype, size)
-        self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA
+        self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA  # what replaces Transformers' `sdpa`
         is_full = set(layer_windows(self.config).values()) == {None}
+        # Whether a pass whose queries see every key needs a mask, too
         self.needs_masks = not self.is_used or self.is_invariant or not is_full
         repeats = self.is_used and (heads > groups or self.is_invariant)
+        # With more, a mask is left as it is
         self.most_queries = _most(groups, size, must_be_invariant=self.is_invariant) if repeats else 0
 
     def active(self) -> AbstractContextManager[None]:

@@ -176,12 +176,8 @@ class PaddedRunner:
         branched: int = 0,
         compiled: CompiledModel | None = None,
     ) -> None:
-        """Make an empty cache for `rows` rows of at most `capacity` positions.
-
-        Args:
-            branched: the most tokens of a row's branches.
-            compiled: the model, where it is compiled. It is not fed branches.
-        """
+        """Make an empty cache for `rows` rows of at most `capacity` positions, and of at most `branched` tokens in branches. A
+        compiled model is fed none."""
         self._model, self._compiled = model, compiled
         # A model and its config take long to ask, so they are asked once
         config, device = model.config.get_text_config(), model.device

@@ -109,15 +109,11 @@ class PackedRunner:
 
 
 def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -> list[list[int]]:
-    """Group rows so that their rectangles cost least together.
+    """Group rows, of so many `queries` and `keys` [A] each, so that their rectangles cost least together.
 
-    A rectangle costs `of_one`, and for each row as many keys as the widest has, times its most queries and `_OF_KEYS`. Rows are
-    in the order of their queries, those of equal queries in the order of their keys, and a group is some that follow each
-    other. Rows with as many queries and about as many keys stay together.
-
-    Args:
-        queries, keys: [A] of each row.
-        of_one: pairs of a query and a key that cost as much as one more rectangle.
+    A rectangle costs `of_one`, pairs of a query and a key, and for each row as many keys as the widest has, times its most
+    queries and `_OF_KEYS`. Rows are in the order of their queries, those of equal queries in the order of their keys, and a
+    group is some that follow each other. Rows with as many queries and about as many keys stay together.
     """
     order = sorted(range(len(queries)), key=lambda row: (-queries[row], -keys[row], row))
     alike = [list(rows) for _, rows in groupby(order, key=lambda row: (queries[row], keys[row].bit_length()))]

@@ -83,15 +83,9 @@ def sbd_loss(
     teacher: LogitsOf | None = None,
     weighted: Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]] | None = None,
 ) -> SBDLoss:
-    """Return the loss at M outputs of a pass: M1 next tokens, then M2 masked ones.
-
-    Args:
-        outputs: the logits [M, V]; or what `weighted` makes them of.
-        ntp_targets, matp_targets: [M1] and [M2] token ids.
-        ntp_weight, matp_weight: the weight of a next token, and of a masked token.
-        teacher: gives the clean half's logits of the masked tokens, if their loss is the total variation.
-        weighted: makes the logits chunk by chunk, as `chunked_loss`.
-    """
+    """Return the loss at M outputs of a pass: at M1 next tokens, then at M2 masked ones, with their ids as targets, and a
+    weight of each kind. `outputs` are the logits [M, V]; or what `weighted` makes them of, chunk by chunk, as `chunked_loss`. A
+    `teacher` gives the clean half's logits of the masked tokens, if their loss is the total variation."""
     split, targets = len(ntp_targets), torch.cat([ntp_targets, matp_targets])
 
     def losses_of(logits: Tensor, here: slice) -> Tensor:
@@ -115,20 +109,11 @@ def sbd_loss(
 def chunked_loss(
     hidden: Tensor, weights: Tensor, losses_of: LossesOf, *, head: Head, parameters: Sequence[Tensor], chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the losses of a head's logits, and each loss.
+    """Return the weighted sum of the losses of a head's logits, a scalar, and each loss [M], through which no gradient goes;
+    both in float32 at least. The `hidden` states are [M, D], their `weights` [M] float32, and `parameters` the head's trained
+    weights. The logits of `chunk` hidden states exist at once, at least 1.
 
     Losses are weighted here, and not by the caller, because the gradients are computed here.
-
-    Args:
-        hidden: [M, D].
-        weights: [M] float32.
-        losses_of: see `LossesOf`.
-        head: from hidden states [m, D] to logits [m, V].
-        parameters: the head's trained weights.
-        chunk: the number of hidden states whose logits exist at once, at least 1.
-
-    Returns:
-        The sum, a scalar, and the losses [M], through which no gradient goes; both in float32 at least.
     """
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or any(p.requires_grad for p in parameters))
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply

@@ -43,16 +43,13 @@ def save_result(
     dtype: torch.dtype | None = None,
 ) -> None:
     """Save what was trained; of an adapter, the model that it makes merged, or its base with the adapter next to it. Every
-    process must call this; the main one writes.
+    process must call this; the main one writes. Raise `SetBlockError` if a trained tensor is not in what was written, or the
+    base model can't be loaded again. All processes raise the same.
 
     Args:
         dtype: the type that all weights, where they were trained, are rounded to, and that the result runs in; None: as they
             were trained.
         starting: makes what it started from once more, prepared in the same way, its weights not quantised.
-
-    Raises:
-        SetBlockError: a trained tensor is not in what was written, or the base model can't be loaded again. All processes raise
-            the same.
     """
     expected = sums_of(trained_tensors(trainer.model).items())
     state: dict[str, Tensor] | None = None

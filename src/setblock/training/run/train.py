@@ -62,7 +62,8 @@ MakeCallbacks = Callable[[SBDTrainer, SBDModel], Sequence[TrainerCallback]]
 def train(
     recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks | None = None, peak: float | None = None
 ) -> Path:
-    """Train as a recipe says and save the result in its `output_dir`.
+    """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't be
+    loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe.
 
     Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
@@ -71,10 +72,6 @@ def train(
     Args:
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).
         peak: of each process's hardware, in operations per second; see `SBDTrainer`.
-
-    Raises:
-        SetBlockError: the recipe's model can't be loaded or made, its data does not fit the recipe's own limits, or the
-            output folder holds the run of another recipe.
     """
     # 1. Model and tokenizer
     _refuse_missing_reporters(args)
@@ -124,17 +121,14 @@ def train(
 
 
 def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Path:
-    """Save the model that an adapter makes of its base, as the run that trained it would at its end.
+    """Save the model that an adapter makes of its base, as the run that trained it would at its end. Raise `SetBlockError` if
+    there is no such adapter, the record of its run is missing, it acts on the future block alone, or the output is taken.
 
     Args:
         adapter: a folder that PEFT wrote: a checkpoint of a run in the middle (`RUN/checkpoint-500`), what `keep_adapter` left
             (`RUN/sbd_adapter`), or a run's folder, whose kept adapter is meant.
         output: where to save; holds no checkpoint yet.
         base: the model that the adapter was trained on, where it is no longer where the recipe has it.
-
-    Raises:
-        SetBlockError: there is no such adapter, the record of its run is missing, it acts on the future block alone, or the
-            output is taken.
     """
     folder = adapter if (adapter / "adapter_config.json").is_file() else adapter / ADAPTER_FOLDER
     if not (folder / "adapter_config.json").is_file():
