@@ -23,7 +23,7 @@ from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.feed import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.runtime import Span, fixed_capacity
+from setblock.model.protocol.runtime import Span, as_it_is, fixed_capacity
 from setblock.model.runners import forward
 from setblock.model.runners.forward import CompiledModel
 from setblock.model.sbd_model import SBDModel
@@ -100,7 +100,7 @@ def test_an_older_pytorch_continues_uncompiled_beyond_its_eight_shapes(monkeypat
         assert function(torch.ones(length)).tolist() == [2.0] * length
 
 
-def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -110,6 +110,8 @@ def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase) -> Non
 
     sbd = model(tokenizer)
     sbd.compile(backend=backend)
+    # What is between the passes, which takes as long to compile, is left as it is
+    monkeypatch.setattr(sbd.compiled, "function", as_it_is)
     settings = DecodingSettings(method="sbd", sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=32)
     for prompt in PROMPTS:
         generate_batch(sbd, [prompt], settings=settings, raw=True)
