@@ -107,8 +107,9 @@ TRAINING = ("accelerate", "datasets", "pandas", "pyarrow", "scipy")
 def test_decoding_serving_and_measuring_need_nothing_of_the_extra_train():
     code = """
 import setblock, setblock.server.app, setblock.engine.engine, setblock.evaluation.run, setblock.cli.app
+model = setblock.load("bundled")
 for method in ("exact", "sbd", "ntp"):
-    assert setblock.generate(setblock.load("bundled"), "A pen", max_new_tokens=9, method=method).text
+    assert setblock.generate(model, "A pen", max_new_tokens=9, method=method).text
 """
     done = run_without(code, *TRAINING)
     assert done.returncode == 0, done.stderr
