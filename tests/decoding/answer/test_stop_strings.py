@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import ORDERS, InOrder, answers, reciting
 from setblock.data.tokenizer import train_tokenizer
+from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.generate import generate, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
@@ -50,35 +51,46 @@ def test_the_model_recites(recital: SBDModel) -> None:
         assert generation.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    ("stop", "cut"),
-    [
-        ("1", ""),  # at once
-        ("12 a", ""),
-        ("ples", "12 ap"),
-        ("\u2014", "12 apples "),  # a character of three tokens
-        (" n\u00e9", "12 apples \u2014"),
-        ("\u00e9", "12 apples \u2014 n"),
-        ("\U0001f44d", "12 apples \u2014 n\u00e9e "),
-        ("\U0001f3fd", "12 apples \u2014 n\u00e9e \U0001f44d"),
-        ("\n\n", "12 apples \u2014 n\u00e9e \U0001f44d\U0001f3fd."),
-        ("The apples", TEXT.removesuffix("The apples")),  # with the last token
-        (("apples.", "apple "), TEXT),  # never
-        (("The", "\n", "apples\n"), "12 apples \u2014 n\u00e9e \U0001f44d\U0001f3fd."),
-        (("les", "apples"), "12 "),  # one inside the other, whole with the same token
-        (
-            ("apples \u2014!", "ples \u2014 n\u00e9e!", "les"),
-            "12 app",
-        ),  # longer ones begin further left but do not come
-        (TEXT, ""),
-        (TEXT + "!", TEXT),
-    ],
-)
-def test_the_answer_ends_before_a_stop_string(recital: SBDModel, stop: str | tuple[str, ...], cut: str) -> None:
+CUTS: list[tuple[str | tuple[str, ...], str]] = [
+    ("1", ""),  # at once
+    ("12 a", ""),
+    ("ples", "12 ap"),
+    ("\u2014", "12 apples "),  # a character of three tokens
+    (" n\u00e9", "12 apples \u2014"),
+    ("\u00e9", "12 apples \u2014 n"),
+    ("\U0001f44d", "12 apples \u2014 n\u00e9e "),
+    ("\U0001f3fd", "12 apples \u2014 n\u00e9e \U0001f44d"),
+    ("\n\n", "12 apples \u2014 n\u00e9e \U0001f44d\U0001f3fd."),
+    ("The apples", TEXT.removesuffix("The apples")),  # with the last token
+    (("apples.", "apple "), TEXT),  # never
+    (("The", "\n", "apples\n"), "12 apples \u2014 n\u00e9e \U0001f44d\U0001f3fd."),
+    (("les", "apples"), "12 "),  # one inside the other, whole with the same token
+    (
+        ("apples \u2014!", "ples \u2014 n\u00e9e!", "les"),
+        "12 app",
+    ),  # longer ones begin further left but do not come
+    (TEXT, ""),
+    (TEXT + "!", TEXT),
+]
+"""Stop strings, and the text that is left."""
+
+
+@pytest.fixture(scope="module")
+def stopped(recital: SBDModel) -> list[list[tuple[DecodingSettings, Generation]]]:
+    """For each of `CUTS`, the answers in all ways; of one batch, as each pass takes about as long for few rows as for many."""
+    settings = [DecodingSettings(**way, max_new_tokens=60, stop=stop) for stop, _ in CUTS for way in WAYS]
+    found = answers(recital, [BYTES(PROMPT).input_ids] * len(settings), settings)
+    rows = list(zip(settings, found, strict=True))
+    return [rows[place : place + len(WAYS)] for place in range(0, len(rows), len(WAYS))]
+
+
+@pytest.mark.parametrize("place", range(len(CUTS)))
+def test_the_answer_ends_before_a_stop_string(
+    stopped: list[list[tuple[DecodingSettings, Generation]]], place: int
+) -> None:
     token_ids = BYTES(TEXT).input_ids
-    prompt = BYTES(PROMPT).input_ids
-    settings = [DecodingSettings(**way, max_new_tokens=60, stop=stop) for way in WAYS]
-    for each, generation in zip(settings, answers(recital, [prompt] * len(settings), settings), strict=True):
+    _, cut = CUTS[place]
+    for each, generation in stopped[place]:
         assert generation.text == cut
         assert generation.finish_reason == "stop"
         if cut == TEXT:
@@ -238,11 +250,11 @@ def test_a_stop_string_with_half_a_character_at_the_limit(recital: SBDModel, way
     token_ids = BYTES(TEXT).input_ids
     limit = first_whole(token_ids, "\ufffd")
     settings = DecodingSettings(**WAYS[way], max_new_tokens=limit, stop=" \ufffd")
-    generation = answers(recital, [BYTES(PROMPT).input_ids], [settings])[0]
+    rows = [settings, replace(settings, max_new_tokens=60)]
+    generation, longer = answers(recital, [BYTES(PROMPT).input_ids] * 2, rows)
     assert generation.text == "12 apples"
     assert generation.finish_reason == "stop"
-    longer = replace(settings, max_new_tokens=60)
-    assert answers(recital, [BYTES(PROMPT).input_ids], [longer])[0].text == TEXT
+    assert longer.text == TEXT
 
 
 def test_stop_strings_after_a_sampler_of_any_kind(recital: SBDModel) -> None:

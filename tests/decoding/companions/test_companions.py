@@ -1,5 +1,6 @@
 """Companions of rows: what they hear, and what they allow; alone, in batches, in the engine and in vLLM's slots."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -54,11 +55,8 @@ class Language:
     def companion(self, terms: RowTerms, *, vocab_size: int) -> "Walker":
         return Walker(self, terms.ends, vocab_size)
 
-    def allowed(self, state: int, ends: Sequence[int], vocab_size: int) -> list[bool]:
-        mask = [self.after(state, each) is not None and each not in ends for each in range(vocab_size)]
-        for each in ends:
-            mask[each] = state == 0
-        return mask
+    def allowed(self, state: int, ends: tuple[int, ...], vocab_size: int) -> Tensor:
+        return allowed_in(self, state, ends, vocab_size)
 
     def after(self, state: int, token_id: int) -> int | None:
         for (kind, *numbers), target in self.edges[state]:
@@ -74,6 +72,15 @@ class Language:
             assert state is not None, f"{token_id} is not allowed after {token_ids[: len(found) - 1]}"
             found.append(state)
         return found
+
+
+@functools.cache
+def allowed_in(language: Language, state: int, ends: tuple[int, ...], vocab_size: int) -> Tensor:
+    """Which ids may come in a state: [vocab_size], asked for in each pass of each row."""
+    mask = [language.after(state, each) is not None and each not in ends for each in range(vocab_size)]
+    for each in ends:
+        mask[each] = state == 0
+    return torch.tensor(mask)
 
 
 class Walker(Companion):
@@ -98,7 +105,7 @@ class Walker(Companion):
 
     def fill(self, allowed: Tensor) -> None:
         assert allowed.all()
-        allowed.copy_(torch.tensor(self.language.allowed(self.states[-1], self.ends, self.vocab_size)))
+        allowed.copy_(self.language.allowed(self.states[-1], self.ends, self.vocab_size))
         self.filled += 1
 
 
@@ -175,7 +182,7 @@ def naive_ntp(sbd: SBDModel, prompt: list[int], language: Language, *, tokens: i
     while len(written) < tokens and END not in written:
         logits = full_logits(sbd, prompt + written, len(prompt) + len(written))[-1]
         mask = language.allowed(language.states(written)[-1], (END,), len(logits))
-        written.append(int(logits.masked_fill(~torch.tensor(mask), -torch.inf).argmax()))
+        written.append(int(logits.masked_fill(~mask, -torch.inf).argmax()))
     return written
 
 
