@@ -34,12 +34,12 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     length = len(tokens)
     masks = {}
     for kind, window in layer_windows(config).items():
-        allowed = torch.zeros((length, length), dtype=torch.bool)
-        for query in range(length):
-            sees_all = query >= block_start and not model.facts.causal_block
-            last = length if sees_all else query + 1
-            first = 0 if window is None else max(0, query - window + 1)
-            allowed[query, first:last] = True
+        # A row for each query, which sees the keys from its first to before its last
+        queries, keys = torch.arange(length)[:, None], torch.arange(length)
+        sees_all = (queries >= block_start) & (not model.facts.causal_block)
+        last = torch.where(sees_all, length, queries + 1)
+        first = 0 if window is None else (queries - window + 1).clamp(min=0)
+        allowed = (keys >= first) & (keys < last)
         zero = torch.zeros((), dtype=model.model.dtype)
         zero_or_least = torch.where(allowed, zero, torch.finfo(zero.dtype).min)
         masks[kind] = zero_or_least[None, None].to(model.device)

@@ -86,14 +86,15 @@ def test_every_token_is_that_of_the_naive_twin(model: SBDModel, prompts: list[li
         ("sbd", naive_decode, 8.0, 0),
     ):
         sampler = EntropyBounded(gamma=gamma)  # in `sbd`, several passes fill a block
-        settings = settings_of(method, sampler=sampler, drafts="fixed", temperature=4.0, seed=3, branches=branches)
+        of = {"drafts": "fixed", "temperature": 4.0, "seed": 3, "branches": branches, "max_new_tokens": 26}
+        settings = settings_of(method, sampler=sampler, **of)
         settings = replace(settings, draft_lookup=0) if method == "exact" else settings
         fast = [generate_batch(model, [prompt], settings=settings)[0] for prompt in prompts]
         for prompt, answer in zip(prompts, fast, strict=True):
             expected = naive(model, prompt, settings, sampler=sampler, forward=full_logits)
             assert (list(answer.token_ids), answer.passes.decoding) == expected
         passes = sum(each.passes.decoding for each in fast)
-        assert 10 * len(prompts) < passes < 32 * len(prompts), method
+        assert 6 * len(prompts) < passes < 21 * len(prompts), method
 
 
 def test_drafts_follow_from_the_seed_and_greedy_text_does_not(model: SBDModel, prompts: list[list[int]]) -> None:
