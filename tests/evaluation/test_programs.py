@@ -72,7 +72,7 @@ def test_endless_programs_are_killed_and_leave_nothing(
     monkeypatch.setattr(judging.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(judging.secrets, "token_bytes", lambda count: b"of this test")
     before = children()  # of other tests
-    limit(monkeypatch, 2, CPU=30)
+    limit(monkeypatch, 1, CPU=30)
     assert finish(list(ENDLESS.values())) == [False] * len(ENDLESS)
     assert list(tmp_path.iterdir()) == []
     assert children() <= before  # no child, and no zombie
@@ -107,7 +107,7 @@ EXCESSES = {
 
 
 def test_excesses_end_a_program_and_not_those_beside_it(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit(monkeypatch, 60, CPU=2, AS=512 << 20, FSIZE=10_000)
+    limit(monkeypatch, 60, CPU=1, AS=512 << 20, FSIZE=10_000)
     good = "print(sum(range(10)))"
     given = [good, *EXCESSES.values(), good]
     assert finish(given) == [True, *[False] * len(EXCESSES), True]
