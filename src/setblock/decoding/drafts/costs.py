@@ -32,7 +32,7 @@ STEPS = (16, 32)
 FADING = 0.99
 """What an observation still counts after one more: of the last hundred passes, most."""
 
-PRIOR = 0.005
+PRIOR = 0.02
 """Of an observation: how much the prior counts for each segment."""
 
 MOST_CACHED = 1024
