@@ -130,8 +130,8 @@ class Rows:
         )
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
         self.state.may_draft = plan.is_fixed or control.looks or None in self.drafts
-        for row, span in [] if is_ahead else zip(self.drafts, spans, strict=True):
-            if row is not None and checks_draft(span):
+        for row, span in zip(self.drafts, spans, strict=True):
+            if row is not None and checks_draft(span) and not is_ahead:
                 row.fed, row.looked = span, self.state.may_draft
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)

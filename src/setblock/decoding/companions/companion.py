@@ -1,18 +1,14 @@
 """Define what accompanies a row: it follows the row's tokens, and may restrict the next ones.
 
-Knows token ids, and a walk through a grammar. Knows nothing of models, states or batches. The text of an answer is a companion;
-a grammar is another.
+Knows token ids. Knows nothing of models, states or batches. The text of an answer is a companion; a grammar is another.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.state.terms import RowTerms
-from setblock.errors import SetBlockError
-from setblock.structure.compiled import Matcher
 
 
 class Companion:
@@ -61,19 +57,3 @@ class CompanionMaker(Protocol):
 def companions_of(terms: RowTerms, *, vocab_size: int) -> list[Companion]:
     """Return new companions for a request's row, or raise `SetBlockError` if one is not possible with this model."""
     return [maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions]
-
-
-class GrammarGuide(Matcher, Companion):
-    """Restrict which tokens may come next in an answer of some form."""
-
-    constrains = True
-
-
-def guides_of(terms: RowTerms, tokenizer: PreTrainedTokenizerBase) -> list[Companion]:
-    """Return the companion that holds a row's answer to its form, where one is asked for. Raise `SetBlockError` if the form is
-    not possible with this model."""
-    if terms.settings.structure is None:
-        return []
-    if not terms.ends:
-        raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
-    return [GrammarGuide(terms.settings.structure, tokenizer, ends=terms.ends)]

@@ -29,27 +29,18 @@ from setblock.model.protocol.runtime import Runner, Span, pass_kind
 
 @dataclass(eq=False)
 class RowDrafts:
-    """Hold what is known of one row's drafts.
-
-    Attributes:
-        chances, expected: of its drafts.
-        copied: what copies alone give. They need no block, so it brings only what is better.
-        size: the most tokens of a future block that it may be fed; 0 where none.
-        fed: what its last pass was fed, until it is known what became of it; None then.
-        left: the kind and the token of the first drafted place that this pass leaves unchecked, if there is one. Whether it
-            was right is known afterwards, at no cost.
-        looked: whether that pass looked for copies.
-        pace: how many tokens recent passes gave, on average.
-    """
+    """Hold what is known of one row's drafts."""
 
     chances: Chances
     expected: ExpectedDraft
-    copied: ExpectedDraft
-    size: int = 0
-    fed: Span | None = None
+    copied: ExpectedDraft  # what copies alone give. They need no block, so it brings only what is better
+    size: int = 0  # the most tokens of a future block that it may be fed; 0 where none
+    fed: Span | None = None  # what its last pass was fed, until it is known what became of it; None then
+    # The kind and the token of the first drafted place that this pass leaves unchecked, if there is one. Whether it was right
+    # is known afterwards, at no cost
     left: tuple[int, int] | None = None
-    looked: bool = True
-    pace: float = 1.0
+    looked: bool = True  # whether that pass looked for copies
+    pace: float = 1.0  # how many tokens recent passes gave, on average
 
     def prospects(
         self, kinds: Sequence[int], size: int, *, waits: bool, branches: int = 0, remaining: int = 0
@@ -84,20 +75,15 @@ _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 @dataclass
 class DraftControl:
-    """Decide for all requests to one model, which learn from each other.
+    """Decide for all requests to one model, which learn from each other."""
 
-    Attributes:
-        free_tokens: as in `LearnedCosts`.
-        costs: given, by the name of a kind of pass. Others are learned.
-        resting: how many passes follow that take nothing, or all that is offered, without a decision: where that was decided
-            for many rows one after another. To decide, and to look for drafts that are refused, takes time too.
-        clock: what times passes.
-    """
-
-    free_tokens: float = _FREE_ON_CPU
+    free_tokens: float = _FREE_ON_CPU  # as in `LearnedCosts`
+    # Given, by the name of a kind of pass. Others are learned
     costs: dict[str, LearnedCosts] = field(default_factory=dict)
+    # How many passes follow that take nothing, or all that is offered, without a decision: where that was decided for many rows
+    # one after another. To decide, and to look for drafts that are refused, takes time too
     resting: int = 0
-    clock: PassClock = field(default_factory=PassClock)
+    clock: PassClock = field(default_factory=PassClock)  # what times passes
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=lambda: ExpectedDraft(memory=_MODEL_DRAFTS))
     _copied: ExpectedDraft = field(default_factory=lambda: ExpectedDraft(memory=_MODEL_DRAFTS, usual=0.0))

@@ -51,27 +51,16 @@ size_class = int.bit_length
 
 
 class TimedPass(NamedTuple):
-    """Hold a pass and its time.
+    """Hold a pass and its time."""
 
-    Attributes:
-        kind: the name of the kind of pass.
-        tokens: tokens that it computed, padding included.
-        rows: rows that took part.
-        cached: positions that they had in the cache together.
-        uneven: `unevenness` of its rows, those that were fed a prompt left out.
-        has_block: whether any row was fed a future block.
-        seconds: its time.
-        prompts: how many of the tokens were of prompts.
-    """
-
-    kind: str
-    tokens: int
-    rows: int
-    cached: int
-    uneven: int
-    has_block: bool
-    seconds: float
-    prompts: int = 0
+    kind: str  # the name of the kind of pass
+    tokens: int  # that it computed, padding included
+    rows: int  # that took part
+    cached: int  # positions that they had in the cache together
+    uneven: int  # `unevenness` of its rows, those that were fed a prompt left out
+    has_block: bool  # whether any row was fed a future block
+    seconds: float  # its time
+    prompts: int = 0  # how many of the tokens were of prompts
 
 
 class LearnedCosts:

@@ -164,26 +164,18 @@ Seconds = Callable[[Sequence[int]], list[float]]
 
 
 class Prospects(NamedTuple):
-    """Hold what a row may gain.
+    """Hold what a row may gain."""
 
-    Attributes:
-        reached: of each drafted place, how likely it and all before it are right; not increasing.
-        expected: of the draft that a block as large as may be fed would give, the same less what copies would give without it;
-            empty where none may be fed.
-        size: tokens of that block.
-        waits: whether a pass that feeds the block gives no token itself, since the runtime commits in separate passes.
-        branches: how many there may be.
-        passes: how many more the row will need, about; 0 where another row takes its place then.
-        worth: of one of its tokens, in tokens.
-    """
-
-    reached: Sequence[float]
+    reached: Sequence[float]  # of each drafted place, how likely it and all before it are right; not increasing
+    # Of the draft that a block as large as may be fed would give, the same less what copies would give without it; empty where
+    # none may be fed
     expected: Sequence[float]
-    size: int
+    size: int  # tokens of that block
+    # Whether a pass that feeds the block gives no token itself, since the runtime commits in separate passes
     waits: bool = False
-    branches: int = 0
-    passes: float = 0.0
-    worth: float = 1.0
+    branches: int = 0  # how many there may be
+    passes: float = 0.0  # how many more the row will need, about; 0 where another row takes its place then
+    worth: float = 1.0  # of one of its tokens, in tokens
 
     def trusted(self, trust: float, worth: float = 1.0) -> "Prospects":
         """Return them with all chances times `trust`, and with `worth`."""

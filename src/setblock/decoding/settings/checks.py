@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied
-from setblock.decoding.companions.companion import companions_of, guides_of
+from setblock.decoding.companions.companion import companions_of
+from setblock.decoding.companions.grammar import guides_of
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
