@@ -24,9 +24,10 @@ from measuring.plain import transformers_answer
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.choice import cut, draws_of
-from setblock.decoding.step.logits import logit_rules
+from setblock.decoding.step.logits import Logits, logit_rules, most_likely
 from setblock.errors import ParameterError
 from setblock.model.sbd_model import SBDModel
 
@@ -250,8 +251,9 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     )
     terms = RowTerms(settings, block_size=1, prompt_length=5, limit=9, ends=(0, 9))
     rules = logit_rules([terms], vocab_size=30, device=torch.device("cpu"))
-    places = torch.arange(6).expand(30, 6).masked_fill(prompt != torch.arange(30)[:, None], 10**6)
-    ours = rules.apply(logits, positions=torch.tensor([[6, 7]]), first_seen=places.amin(dim=1)[None])
+    state = open_state([prompt.tolist()], [terms], facts=None, device=torch.device("cpu"))
+    positions = torch.tensor([[6, 7]])
+    ours = rules.apply(state, Logits(logits, positions, positions > 0, most_likely(logits), width=2)).logits
     expected = SequenceBiasLogitsProcessor({(3,): bias, (4,): -bias})(prompt[None], logits[0, :1])
     expected = RepetitionPenaltyLogitsProcessor(penalty)(prompt[None], expected)
     expected[:, [5, 6]] = -torch.inf

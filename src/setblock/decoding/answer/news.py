@@ -63,10 +63,9 @@ def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, sinc
         state.tokens.gather(1, window),
         *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),
     ]
-    checked, check = read.given.checked, read.check
-    if checked is not None and check is not None:
+    if (check := read.check) is not None:
         entropy = step.entropy[:, state.terms.block_width :].double()
-        parts += (checked.positions, check.replaced, check.token_ids, entropy)
+        parts += (check.positions, check.replaced, check.token_ids, entropy)
     widths = [part.shape[1] for part in parts]
     rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
     ends = list(accumulate(widths))

@@ -30,7 +30,7 @@ from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
-from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, first_seen, read_logits
+from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, read_logits
 from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
 
 
@@ -111,7 +111,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         is_commit &= ~is_prefill
     given = read_logits(state, feed, logits)
     state.commit(ends, has_prefill=is_prefill is not None)
-    shaped = _ruled(state, given, policy.rules)
+    shaped = policy.rules.apply(state, given)
     is_finite = shaped.is_finite
     if policy.companions.constrained:
         shaped = guided_check(state, shaped, policy.companions)
@@ -130,14 +130,9 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
             predicted, usable = predicted | drafted, usable | drafted
     usable = predicted & usable
     broken = predicted != usable
-    if state.terms.is_all_exact:
-        failed = broken[:, 0]  # next-token decoding would have seen the first token's logits, not those of a draft
-    else:
-        failed = broken
-        if state.terms.takes_next is not None:
-            failed = broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
-        failed = failed.any(dim=1)
-    state.answer.failed = state.answer.failed | failed
+    if state.terms.decides is not None:
+        broken = broken & state.terms.decides[:, : given.width]
+    state.answer.failed = state.answer.failed | broken.any(dim=1)
     candidates = usable.masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
     return Reading(
@@ -232,14 +227,13 @@ def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
     else:
         record.number += read.took_part
     record.commits += read.is_commit
-    checked, check = read.given.checked, read.check
-    if checked is not None and check is not None:
+    if (check := read.check) is not None:
         drafted = check.known.sum(dim=1)
         record.drafted += drafted
         record.accepted += torch.minimum(drafted, check.first_wrong)
         # Each column is there once, but for the last, which nobody reads
         nowhere = record.revealing.shape[1] - 1
-        at = torch.cat([at, checked.positions.where(check.replaced, nowhere)], dim=1)
+        at = torch.cat([at, check.positions.where(check.replaced, nowhere)], dim=1)
     record.revealing.scatter_(1, at, record.number[:, None].expand_as(at))
     record.entropies.scatter_(1, at, step.entropy)
 
@@ -261,13 +255,6 @@ def _keep_logprobs(record: Record, step: DecodingStep, alternatives: int) -> Non
         record.top_ids[rows, positions, : top.indices.shape[1]] = top.indices
 
 
-def _ruled(state: BatchState, given: Logits, rules: LogitRules) -> Logits:
-    """Return the logits with what requests ask of them; the same object where they ask for nothing."""
-    seen = None if rules.penalty is None else first_seen(state, given.logits.shape[-1])
-    logits = rules.apply(given.logits, positions=given.positions, first_seen=seen)
-    return given if logits is given.logits else given.with_logits(logits)
-
-
 # Exact mode
 
 
@@ -279,7 +266,7 @@ def _at_branch(
     drafts nothing. `rows` [B] bool are those whose draft was wrong, first at `place` [B] int64."""
     rows = rows & (place < state.terms.branches.clamp(max=plan.branches))
     branch = given.branch(place.clamp(max=plan.branches - 1), size=plan.branch_size)
-    ruled = _ruled(state, branch, rules)
+    ruled = rules.apply(state, branch)
     drafted = pad(branch.known & ruled.is_finite & rows[:, None], (0, given.width - plan.branch_size))
     whole = given.with_block(rows, branch)
     return whole, whole if shaped is given and ruled is branch else shaped.with_block(rows, ruled), drafted
@@ -289,7 +276,8 @@ def _at_branch(
 class Check:
     """Hold the result of checking the drafts that a pass committed."""
 
-    token_ids: Tensor  # [B, m] next-token decoding's choices at the positions that were checked
+    positions: Tensor  # [B, m] int64, absolute
+    token_ids: Tensor  # [B, m] next-token decoding's choices there
     known: Tensor  # [B, m] bool, which of them were checked
     first_wrong: Tensor  # [B] the first column where the draft is rejected; m where there is none
     replaced: Tensor  # [B, m] bool, that column, if its logits are finite: it has next-token decoding's token now
@@ -322,4 +310,5 @@ def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws
 
     state.write(chosen, checked.known, positions=checked.positions)  # tokens behind the first wrong one are void
     state.correct(rejected, checked.positions[:, 0] + first_wrong, has_token=has_token)
-    return Check(chosen, checked.known, first_wrong, replaced, rejected, failed=rejected != has_token)
+    failed = rejected != has_token
+    return Check(checked.positions, chosen, checked.known, first_wrong, replaced, rejected, failed)

@@ -127,9 +127,8 @@ def plan_pass(
     whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
-    is_fixed = fixed_keys is not None and not has_prefill
-    if is_fixed:
-        assert fixed_keys is not None
+    fixed_keys = None if has_prefill else fixed_keys
+    if is_fixed := fixed_keys is not None:
         queries, fixed_width, checked = fixed_sizes(state.terms, queries)
         width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys

@@ -170,15 +170,12 @@ def _tiled_certainty(logits: Tensor, greatest: Tensor) -> Certainty:
     vocabulary is long and decoding's own work is little else than reading it, so it is read as few times as can be: no
     probabilities are made.
     """
-    total = product = None
+    total, product = torch.zeros_like(greatest), torch.zeros_like(greatest)
     for tile in torch.split(logits, _TILE_COLUMNS, dim=-1):
         below = (tile - greatest[..., None]).clamp_(min=_NEVER)
         weights = below.exp()
-        of_tile, product_of_tile = weights.sum(dim=-1), below.mul_(weights).sum(dim=-1)
-        total = of_tile if total is None else total + of_tile
-        product = product_of_tile if product is None else product + product_of_tile
-    assert total is not None
-    assert product is not None
+        total += weights.sum(dim=-1)
+        product += below.mul_(weights).sum(dim=-1)
     return Certainty(entropy=total.log() - product / total, confidence=total.reciprocal())
 
 
@@ -198,20 +195,18 @@ class LogitRules:
     ends: Tensor | None  # [B, V] bool, tokens that end a row's answer
     first_end: Tensor | None  # [B] int64, the first position at which they may stand
 
-    def apply(self, logits: Tensor, *, positions: Tensor, first_seen: Tensor | None) -> Tensor:
-        """Return the logits that tokens are chosen from. The model's own, [B, m, V] float32, are for absolute `positions` [B,
-        m] int64. `first_seen` [B, V] int64 says where each token first stands, and is needed for a penalty only."""
+    def apply(self, state: BatchState, given: Logits) -> Logits:
+        """Return the logits that tokens are chosen from, of the model's own; the same object where there are no rules."""
+        logits, positions = given.logits, given.positions[..., None]
         if self.bias is not None:
             logits = logits + self.bias[:, None]
         if self.penalty is not None:
-            assert first_seen is not None
-            penalty = self.penalty[:, None, None]
+            penalty, is_seen = self.penalty[:, None, None], _first_seen(state, logits.shape[-1])[:, None] < positions
             penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-            logits = torch.where(first_seen[:, None] < positions[..., None], penalised, logits)
+            logits = torch.where(is_seen, penalised, logits)
         if self.ends is not None and self.first_end is not None:
-            too_early = positions < self.first_end[:, None]
-            logits = logits.masked_fill(too_early[..., None] & self.ends[:, None], -torch.inf)
-        return logits
+            logits = logits.masked_fill((positions < self.first_end[:, None, None]) & self.ends[:, None], -torch.inf)
+        return given if logits is given.logits else given.with_logits(logits)
 
 
 def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device) -> LogitRules:
@@ -236,7 +231,7 @@ def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.dev
     return LogitRules(bias, penalty, is_end, first_end)
 
 
-def first_seen(state: BatchState, vocab_size: int) -> Tensor:
+def _first_seen(state: BatchState, vocab_size: int) -> Tensor:
     """Return the position [B, V] at which each token first occurs. Revealed tokens of a block are seen by all of the
     block; but in exact rows not by its first position, where the token is next-token decoding's."""
     positions, start = state.columns.expand_as(state.tokens), state.block.start[:, None]
