@@ -40,9 +40,7 @@ class StreamChunk:
 def open_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> OpenBatch:
-    """Check requests against the model and lay out their batch. Rows may differ in everything; each is one answer. A row that
-    names neither sampler nor block size gets the model's calibrated ones, if there are any. Raise `SetBlockError` if a prompt
-    is empty or too long, or a row asks for what the model can't do."""
+    """Check requests as `check_rows` does, and lay out their batch. Rows may differ in everything; each is one answer."""
     rows = Rows.opened(check_rows(model, prompts, settings))
     longest, count = max(terms.limit for terms in rows.state.terms.rows), len(prompts)
     branched = max(each.branches * each.block_size for each in rows.state.terms.rows)
@@ -108,8 +106,7 @@ def generate_batch(
 
     Args:
         settings: the settings of all prompts, or a list with one item for each. Other arguments and errors are those of
-            `stream`, with one difference: a request whose logits are not numbers ends with the reason `error`, and the
-            others continue.
+            `stream`. But a request whose logits are not numbers ends with the reason `error`, and the others continue.
 
     Returns:
         The answers in the order of the prompts, `n` consecutive answers for each.

@@ -1,5 +1,4 @@
-"""Decode rows together: requests with their state, their rules and the record of their passes; and the loop of rows that stay
-together to the end (Algorithm 3).
+"""Decode rows together: requests with their state and their rules, and the loop of rows that stay together (Algorithm 3).
 
 Knows how rows join and leave, and how what is revealed becomes text. Knows nothing of the cache.
 """
@@ -83,8 +82,7 @@ class Rows:
 
     @torch.inference_mode()
     def filled_up(self, size: int) -> "Rows":
-        """Return these rows, and behind them rows that have ended, `size` in all. A compiled model then meets few batch
-        sizes."""
+        """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
         rest = Rows.joined([self], [0] * (size - self.state.batch))
         rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
         for row in range(rest.state.batch):
@@ -92,8 +90,7 @@ class Rows:
         return Rows.joined([self, rest])
 
     def spans(self, runner: Runner) -> list[Span]:
-        """Return what the runner's next pass feeds each row; a finished row is fed nothing. Waits for the device unless news
-        have been read since the last pass."""
+        """Return what the next pass feeds each row; nothing to a finished one. Waits for the device unless news were read."""
         if self.next_spans is None:
             self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
         if self.state.terms.adapts_drafts and not self.is_decided:
@@ -236,16 +233,12 @@ class OpenBatch(Rows):
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
-        passes, most = 0, self._most_passes
+        passes = 0
         while (spans := self._spans()) and any(span.tokens for span in spans):
             passes += not any(span.is_prefill for span in spans)
-            assert passes <= most, "an answer does not end"
+            assert passes <= self.state.terms.most_passes, "an answer does not end"
             yield self.step(self.runner, spans)
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
-
-    @property
-    def _most_passes(self) -> int:
-        return max(each.most_passes for each in self.state.terms.rows)
 
     def _spans(self) -> list[Span]:
         return in_parts(self.spans(self.runner), self.state.terms.rows)
@@ -268,7 +261,9 @@ class OpenBatch(Rows):
         self.state.may_prefill, copied, passes = False, self._copied_columns(), 0
         while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
             passes += 1
-            assert passes <= 1 + self._most_passes, "an answer does not end"  # one is fed before the end is known
+            assert passes <= 1 + self.state.terms.most_passes, (
+                "an answer does not end"
+            )  # one is fed before the end is known
             self.step(self.runner, ahead, is_ahead=True)
             spans, copied = [span_of(row) for row in copied.read()], self._copied_columns()
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
@@ -279,8 +274,7 @@ class OpenBatch(Rows):
 
     @property
     def _can_run_ahead(self) -> bool:
-        """Return whether a pass may be fed before the last one is read: no companion listens, and feeding the most costs
-        no more."""
+        """Return whether a pass may be fed before the last one is read: nobody listens, and feeding the most is free."""
         tokens = sum(2 * each.block_size for each in self.state.terms.rows)
         return (
             devices.waits(self.state.tokens.device)

@@ -93,8 +93,7 @@ class Generation:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Return the tokens per forward pass, including the prefill. It is exactly 1 for method `ntp`, and 0 without
-        any pass."""
+        """Return the tokens per forward pass, including the prefill: exactly 1 for method `ntp`, 0 without any pass."""
         return self.num_tokens / max(1, self.num_forwards)
 
 

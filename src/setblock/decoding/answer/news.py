@@ -46,8 +46,7 @@ class RowNews:
 
 
 def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, since: Tensor) -> list[RowNews]:
-    """Return the news of all rows after a step. Waits for the device, once. `fuses_commit` is as in `BatchState.next_end`, and
-    `since` [B] int64 where answers ended before the step."""
+    """Return the news of all rows after a step, before which answers ended at `since` [B] int64. Waits for the device, once."""
     read, record = step.reading, state.record
     assert record is not None
     width = 2 * state.terms.block_width  # of a draft that was checked and the block behind it

@@ -1,7 +1,6 @@
 """Encode prompts as token ids, and decode revealed tokens as a stream of text.
 
-Knows tokenizers. A prompt's text is always plain text: where it holds a special token's name, the name is spelled out and
-never becomes the token.
+Knows tokenizers. A prompt's text is always plain text: the name of a special token is spelled out, and not the token.
 """
 
 import json
@@ -31,8 +30,7 @@ def encode_prompt(
     raw: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or of another kind, or has messages and the
-    tokenizer no chat template.
+    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or messages lack a chat template.
 
     Args:
         prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
@@ -63,8 +61,7 @@ def encode_prompt(
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return chat messages whose contents are plain texts, or raise `SetBlockError` if one is no object with a `role` and a
-    `content`; it names the message, from 1."""
+    """Return chat messages whose contents are plain texts. Raise `SetBlockError` for one without a `role` and a `content`."""
     checked = []
     for number, message in enumerate(messages, start=1):
         where = f"message {number} of the prompt"
@@ -80,8 +77,7 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
-    """Return the chat messages that a file has at some place, or raise `SetBlockError`, which names the place, if it is no list
-    of one or more messages, or as `checked_messages` does."""
+    """Return the chat messages that a file has at some place. Raise `SetBlockError` with the place if it is no list of them."""
     if not isinstance(found, list) or not found:
         raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
     try:
@@ -104,9 +100,7 @@ def _checked_text(text: str, name: str) -> str:
 
 
 def _encode_chat(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
     if _names_special_token(tokenizer, json.dumps([calls, list(tools or ())], ensure_ascii=False)):
@@ -132,11 +126,10 @@ def _render(
 ) -> str:
     more = {"tools": list(tools)} if tools else {}
     try:
-        rendered = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
+        text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
     except TemplateError as error:
         raise SetBlockError(f"the model's chat template refuses this chat: {error}") from error
-    assert isinstance(rendered, str)
-    return rendered
+    return text
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, plain: bool) -> list[int]:
@@ -178,8 +171,7 @@ class AnswerText(Companion):
     def take(self, *, final: bool = False) -> str:
         """Return the text that became certain since the last call.
 
-        A character whose bytes have not all come is held back, and so is what may turn out to begin a stop string, unless
-        nothing more will come (`final`).
+        Half a character, and what may begin a stop string, is held back unless nothing more will come (`final`).
         """
         self.read([], final=final)
         is_whole = final or self.stop_length is not None
@@ -191,8 +183,8 @@ class AnswerText(Companion):
 
     def _decode(self, *, final: bool) -> None:
         # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded along.
-        known = decode_tokens(self._tokenizer, self._token_ids[self._window : self._read])
-        text = decode_tokens(self._tokenizer, self._token_ids[self._window :])
+        known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
+        text = self._tokenizer.decode(self._token_ids[self._window :], skip_special_tokens=True)
         if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
             return
         already = len(self.text)
@@ -204,10 +196,3 @@ class AnswerText(Companion):
         if any(place >= 0 for place in found):
             self.text = self.text[: min(place for place in found if place >= 0)]
             self.stop_length = len(self._token_ids)
-
-
-def decode_tokens(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
-    """Return the text of token ids without special tokens."""
-    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text

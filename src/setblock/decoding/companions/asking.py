@@ -1,7 +1,6 @@
 """Inform the companions of a batch's rows, and ask them which tokens may come next.
 
-Knows rows of tokens. Knows nothing of logits. Everything it needs of the device is for rows whose companions listen; without
-any, it costs nothing.
+Knows rows of tokens. Knows nothing of logits. It reads from the device only for rows whose companions listen.
 """
 
 from collections.abc import Sequence

@@ -14,8 +14,8 @@ from setblock.decoding.state.terms import RowTerms
 class Companion:
     """Follow one row, and perhaps restrict its tokens. A subclass overrides the methods that it needs.
 
-    After each pass it receives what has changed: `retract` and `reveal`, of text without a gap that may be a draft; then
-    `read`, of text that is final.
+    After each pass it receives what has changed: by `retract` and `reveal`, text without a gap, drafts too; then by `read`,
+    final text.
 
     Attributes:
         is_lazy: whether it need not hear of each pass at once, but may hear of it when somebody asks for its row.
@@ -38,11 +38,8 @@ class Companion:
         """Take the next tokens of the answer that are certain, without an end-of-text. `final`: no more will come."""
 
     def fill(self, allowed: Tensor) -> None:
-        """Say what may come next, right after all tokens that it has received: set `allowed` [V] bool, on the CPU, to False
-        where a token may not.
-
-        Tokens that end the answer are among them where it may end. Legality after a gap is not known, and never asked for: such
-        positions stay masked.
+        """Set `allowed` [V] bool, on the CPU, to False where a token may not come right after all tokens that it has received.
+        Tokens that end the answer are allowed where it may end. It is never asked behind a gap: such positions stay masked.
         """
 
 
@@ -50,10 +47,5 @@ class CompanionMaker(Protocol):
     """Make a companion for each answer of a request, which carries it in `DecodingSettings.companions`."""
 
     def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
-        """Return a companion for a row that is about to begin."""
+        """Return a companion for a row that is about to begin, or raise `SetBlockError` if the model does not allow it."""
         ...
-
-
-def companions_of(terms: RowTerms, *, vocab_size: int) -> list[Companion]:
-    """Return new companions for a request's row, or raise `SetBlockError` if one is not possible with this model."""
-    return [maker.companion(terms, vocab_size=vocab_size) for maker in terms.settings.companions]

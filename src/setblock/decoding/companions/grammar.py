@@ -18,8 +18,7 @@ class GrammarGuide(Matcher, Companion):
 
 
 def guides_of(terms: RowTerms, tokenizer: PreTrainedTokenizerBase) -> list[Companion]:
-    """Return the companion that holds a row's answer to its form, where one is asked for. Raise `SetBlockError` if the form is
-    not possible with this model."""
+    """Return what holds a row's answer to its form, if it has one. Raise `SetBlockError` if this model can't keep to it."""
     if terms.settings.structure is None:
         return []
     if not terms.ends:

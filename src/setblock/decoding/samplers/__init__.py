@@ -3,6 +3,7 @@
 Classes are imported on first use: `setblock --help` lists the samplers without PyTorch.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from setblock.decoding.samplers.named import SAMPLERS
@@ -30,16 +31,12 @@ __all__ = [
     "at_least_one",
 ]
 
-_OF_A_SAMPLER = ("BlockView", "Dial", "Memory", "Sampler", "Selection", "at_least_one")
-
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_A_SAMPLER:
-        from setblock.decoding.samplers import base
-
-        return getattr(base, name)
     if not name.startswith("_"):
         for kind in SAMPLERS.in_this_package().values():
             if kind.__name__ == name:
                 return kind
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.base"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

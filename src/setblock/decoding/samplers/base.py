@@ -24,8 +24,7 @@ class BlockView:
         revealed: [B, k] bool, positions that earlier passes fixed.
         entropy: [B, k] float32, in nats.
         confidence: [B, k] float32, the probability of the most likely token.
-        memory: what the sampler's last `Selection` left for this pass, zeroed in rows whose block is new; empty in a batch's
-            first pass.
+        memory: what the sampler's last `Selection` left, zeroed in rows whose block is new; empty in the first pass.
     """
 
     logits: Tensor
@@ -95,9 +94,8 @@ class Sampler(Protocol):
 
 
 def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
-    """Return `reveal` [B, k] among the candidates, with at least one position of each row that has candidates. In a row
-    without any, it is the candidate with the highest `score` [B, k] (the leftmost of a tie). So every pass reveals a
-    token, and a block takes at most k passes."""
+    """Return `reveal` [B, k] among the candidates. Where it has none of a row's, it is the candidate with the highest `score`
+    [B, k] (the leftmost of a tie). So every pass reveals a token, and a block takes at most k passes."""
     best = score.where(block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
     fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)
     reveal = reveal & block.candidates

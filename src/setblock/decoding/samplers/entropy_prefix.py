@@ -13,9 +13,8 @@ from setblock.decoding.settings.setting import check_range
 class EntropyPrefix:
     """Reveal the longest prefix of the masked positions with H_1 + ... + H_s <= gamma, at least the leftmost.
 
-    Source: none; the entropy bound of `EntropyBounded` with two changes. Positions are taken from left to right and not in the
-    order of their doubt, so nothing is revealed behind a gap. The sum counts its largest entropy too, so a doubtful position is
-    revealed only where it is the leftmost.
+    Source: none; the entropy bound of `EntropyBounded` with two changes. Positions are taken from left to right, so nothing is
+    revealed behind a gap. The sum counts its largest entropy, so a doubtful position is revealed only where it is the leftmost.
 
     Attributes:
         gamma: the entropy bound, in nats, at least 0.

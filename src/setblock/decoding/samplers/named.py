@@ -113,9 +113,8 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
 
 
 def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
-    """Return the sampler that a caller has chosen by its name, or a sampler itself; None is the class and hyperparameters of
-    `default`. `options` are hyperparameters that are to be others. Raise `ParameterError` as `sampler_named` does, or if there
-    are options with a sampler that has its own."""
+    """Return the sampler that a caller has chosen by its name, or a sampler itself; None is `default`, with `options` in place
+    of its own. Raise `ParameterError` as `sampler_named` does, or if there are options with a sampler itself."""
     if chosen is None:
         return sampler_named(name_of(default), {**options_of(default), **options}) if options else default
     if hasattr(chosen, "select"):

@@ -23,8 +23,7 @@ def settings_asked(
     offered: Collection[str] = tuple(SETTINGS),
     told: str = "parameter",
 ) -> DecodingSettings:
-    """Return the settings of `base`, with the values that are asked for in place of `base`'s. Raise `ParameterError` if a name
-    is not known, or a value not valid.
+    """Return the settings of `base` with what is asked for. Raise `ParameterError` if a name or a value is not valid.
 
     Args:
         asked: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a mapping under
@@ -72,19 +71,13 @@ def _check_known(name: str, sampler: Any, *, offered: Collection[str], told: str
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
-DEFAULT_DRAFT_LOOKUP = 0  # short matches mislead a model that drafts well (docs/log.md)
-ADAPTER_DRAFT_LOOKUP = 2  # with fixed drafts: an adapter on the future block drafts less well (docs/real-model.md)
-DRAFT_TEXT_LOOKUP = 2  # who gives a draft text to a model that drafts well wants it used
-UNTRAINED_DRAFT_LOOKUP = 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
-DEFAULT_BRANCHES = 8  # where they pay; further places are rarely reached
 DRAFT_GAMMA = float("inf")  # a draft is the whole block: what is checked in vain costs no pass (docs/exact.md)
 
 
 def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_text: bool = False) -> DecodingSettings:
     """Return the settings with those of the operating point decided: what is open follows from the model, and what has no
     effect in the method is as where nothing is said. The block size is 1 in method `ntp`. `has_draft_text`: whether the model
-    has a text to copy drafts from. Raise `SetBlockError` if the model was never trained for blocks, and the request asks for
-    blocks that nothing checks."""
+    has a text to copy drafts from. Raise `SetBlockError` for method `sbd` if the model was never trained for blocks."""
     method = settings.method
     if facts is None and method == "sbd":
         raise SetBlockError(
@@ -115,10 +108,11 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, ha
     if settings.draft_lookup is not None:
         return settings.draft_lookup
     if facts is None or (facts.noisy_adapter and settings.drafts == "adaptive"):
-        return UNTRAINED_DRAFT_LOOKUP
+        return 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
     if facts.noisy_adapter:
-        return ADAPTER_DRAFT_LOOKUP
-    return DRAFT_TEXT_LOOKUP if has_draft_text else DEFAULT_DRAFT_LOOKUP
+        return 2  # an adapter on the future block drafts less well (docs/real-model.md)
+    # Short matches mislead a model that drafts well (docs/log.md). But who gives it a draft text wants that used
+    return 2 if has_draft_text else 0
 
 
 def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
@@ -128,7 +122,7 @@ def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
         return 0
     if settings.branches is not None:
         return settings.branches
-    return DEFAULT_BRANCHES if settings.drafts == "adaptive" else 0
+    return 8 if settings.drafts == "adaptive" else 0  # further places are rarely reached
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied
-from setblock.decoding.companions.companion import companions_of
 from setblock.decoding.companions.grammar import guides_of
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
@@ -21,8 +20,7 @@ class BlockSizeNotTrained(SetBlockWarning):
 
 
 def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
-    """Return the position after the last one that an answer may have, or raise `SetBlockError` if the prompt is empty, or it
-    and the answer don't fit the model's context."""
+    """Return the position past the last of an answer. Raise `SetBlockError` if the prompt is empty or the two are too long."""
     context, wanted = model.context_length, settings.max_new_tokens
     room = MAX_TOKENS if context is None else context - prompt_length
     if prompt_length == 0:
@@ -75,9 +73,8 @@ class CheckedRows:
 def check_rows(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> CheckedRows:
-    """Check requests against the model; each is one answer. A row that names neither sampler nor block size gets the model's
-    calibrated ones, if there are any. Raise `SetBlockError` if a prompt is empty or too long, or a row asks for what the model
-    can't do."""
+    """Check requests against the model; each is one answer. A row that leaves its operating point open gets the model's
+    calibrated one. Raise `SetBlockError` if a prompt is empty or too long, or a row asks for what the model can't do."""
     started = time.perf_counter()
     asked = [with_calibration(model, each) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
@@ -94,16 +91,15 @@ def check_rows(
             check_token_ids(name, getattr(row.settings, name), model.vocab_size)
         check_that_tokens_are_left(model, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
-    companions = [
-        Accompanied([*guides_of(row, model.tokenizer), *companions_of(row, vocab_size=model.vocab_size), text])
-        for row, text in zip(terms, texts, strict=True)
-    ]
+    companions = []
+    for row, text in zip(terms, texts, strict=True):
+        own = (maker.companion(row, vocab_size=model.vocab_size) for maker in row.settings.companions)
+        companions.append(Accompanied([*guides_of(row, model.tokenizer), *own, text]))
     return CheckedRows(model, prompts, terms, companions, texts, started)
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
-    """Return what is fixed of a request's row, or raise `SetBlockError` if the prompt is empty or too long, or the model can't
-    decode in blocks."""
+    """Return what is fixed of a request's row. Errors are those of `limit_of` and `decided`."""
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)

@@ -3,8 +3,7 @@
 A point is the `DecodingSettings` that say this and nothing else. Knows them as plain data of files, and as words, and which
 calibrated point a request gets. Knows nothing of files, tasks, or of how well a point does.
 
-A calibrated setting was tested as a whole, so it is taken as a whole: a request that says anything of its operating point
-itself gets none of it.
+A calibrated setting was tested as a whole: a request that says anything of its operating point itself gets none of it.
 """
 
 import math
@@ -26,8 +25,7 @@ _KEYS = ("method", "sampler", "sampler_options", *(name for name in POINT if nam
 
 
 def point_of(model: "LanguageModel", settings: DecodingSettings) -> DecodingSettings:
-    """Return the operating point of a request's settings, with open settings filled in, or raise `SetBlockError` if the model
-    can't be decoded so, or the sampler has no name."""
+    """Return the operating point of a request. Raise `SetBlockError` as `decided` does, or if the sampler has no name."""
     point = at_point(decided(settings, model.facts, has_draft_text=model.draft_text is not None))
     if point.sampler is not None:
         name_of(point.sampler)
@@ -40,8 +38,7 @@ def at_point(point: DecodingSettings, base: DecodingSettings | None = None) -> D
 
 
 def label_of(point: DecodingSettings) -> str:
-    """Return a few words for tables: `entropy-bounded 0.1, k 16`. Settings and hyperparameters at their defaults are given by
-    name if at all."""
+    """Return a few words for tables: `entropy-bounded 0.1, k 16`. What is at its default is left out, but for the first."""
     if point.sampler is None:
         return point.method
     defaults = defaults_of(name_of(point.sampler))
@@ -60,8 +57,7 @@ def label_of(point: DecodingSettings) -> str:
 
 
 def point_to_json(point: DecodingSettings) -> dict[str, Any]:
-    """Return the point as JSON, with the sampler's name in `SAMPLERS` and all of its hyperparameters. JSON has no infinity, so
-    it becomes the text `inf`."""
+    """Return the point as JSON, with the sampler's name and all of its hyperparameters. Infinity becomes the text `inf`."""
     told = sampler_told(point)
     options = (told["sampler_options"] or {}).items()
     told["sampler_options"] = {name: "inf" if value == math.inf else value for name, value in options}
@@ -113,11 +109,8 @@ def leaves_point_open(settings: DecodingSettings) -> bool:
 
 
 def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> "CalibratedSetting | None":
-    """Return the calibrated setting of a method that a request gets, or None where there is none. Raise `ParameterError` if the
-    model was not calibrated for the domain.
-
-    Where no domain is given and the model was calibrated for several, it is the most careful of theirs, the slowest.
-    """
+    """Return the calibrated setting of a method that a request gets, or None where there is none; without a domain, the most
+    careful of all, the slowest. Raise `ParameterError` if the model was not calibrated for the domain."""
     known = () if model.facts is None else model.facts.calibrations
     domains = list(dict.fromkeys(each.domain for each in known))
     if domain is not None and domain not in domains:
@@ -131,8 +124,7 @@ def calibration_for(model: Trained, *, method: Method, domain: str | None = None
 
 
 def at_calibration(found: "CalibratedSetting", settings: DecodingSettings) -> DecodingSettings:
-    """Return the settings with the operating point of a calibrated setting, or raise `SetBlockError` if this release does not
-    know the point."""
+    """Return the settings at a calibrated operating point, or raise `SetBlockError` if this release does not know it."""
     try:
         point = point_from_json(found.point)
     except ParameterError as error:

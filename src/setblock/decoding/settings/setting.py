@@ -30,11 +30,11 @@ class Range:
     def __str__(self) -> str:
         if self.words or self.low == -math.inf:
             return self.words
-        if self.far:
-            return f"at least {self.low:g}"
+        if self.far or self.high == math.inf:
+            return f"{'above' if self.above else 'at least'} {self.low:g}"
         if self.above:
-            return f"above {self.low:g}" + ("" if self.high == math.inf else f" and at most {self.high:g}")
-        return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
+            return f"above {self.low:g} and at most {self.high:g}"
+        return f"between {self.low:g} and {self.high:g}"
 
     def check(self, name: str, value: float) -> None:
         """Raise `ParameterError` for a value outside. It says what `name` must be."""
@@ -77,8 +77,7 @@ class Setting:
         return method == self.only_in if self.only_in else method != "ntp"
 
     def plain(self, value: Any) -> Any:
-        """Return a valid value as Python's own numbers and tuples, in place of NumPy's, lists and sets, or raise
-        `ParameterError`."""
+        """Return a valid value as Python's own numbers and tuples, not NumPy's or lists, or raise `ParameterError`."""
         if value is None and (self.default is None or self.default in ((), {})):  # as where nothing is said
             return self.default
         return _PLAIN.get(self.type, _any)(self, value)

@@ -1,5 +1,4 @@
-"""Define the table of settings: what a request may set. The command line, the server, the harness, Transformers'
-`generate` and vLLM read it, each setting once.
+"""Define the table of settings: what a request may set, for the command line, the server and all other callers.
 
 Imports no PyTorch, so that the command line can offer the settings without it.
 """

@@ -1,7 +1,6 @@
 """Hold the state of a batch of requests: what is written, committed and revealed in each row.
 
-Knows tokens and positions. Knows nothing of models, logits or text. Rows are independent: each has its own block, at
-its own position, in its own pass.
+Knows tokens and positions. Knows nothing of models, logits or text. Rows are independent: each is in its own block and pass.
 
     0 ........ committed ........ block_start ........ block_end
       in the cache,      fed causally in      the future block: revealed tokens and masks
@@ -146,8 +145,7 @@ class BatchState:
         return end if commits_answers else torch.where(self.answer.finished, cache.committed, end)
 
     def candidates(self) -> Tensor:
-        """Return [B, k] bool, the masked positions that still matter: in the block, and before its first end-of-text. A
-        row that is finished has none."""
+        """Return [B, k] bool, the masked positions of the block before its first end-of-text; none of a finished row."""
         block = self.block
         return ~block.revealed & (block.positions < block.needed_end[:, None])
 
@@ -283,10 +281,7 @@ class BatchState:
         block = self.block
         here = self.rows == row
         self.answer.finished, block.revealed = self.answer.finished | here, block.revealed & ~here[:, None]
-        for group, names in (
-            (self.answer, ("text_end", "stop_end", "end")),
-            (block, ("start", "end", "needed_end")),
-        ):
+        for group, names in ((self.answer, ("text_end", "stop_end", "end")), (block, ("start", "end", "needed_end"))):
             for each in names:
                 setattr(group, each, getattr(group, each).masked_fill(here, end))
         block.positions = block.start[:, None] + self.columns[: self.terms.block_width]

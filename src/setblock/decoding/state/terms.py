@@ -1,5 +1,4 @@
-"""Define the terms of rows, which never change: of one row as numbers that the host reads without waiting for the device, of a
-batch as tensors.
+"""Define the terms of rows, which never change: of one row as numbers for the host, of a batch as tensors.
 
 Knows numbers. Knows nothing of what has become of a row.
 """
@@ -37,27 +36,24 @@ class RowTerms:
 
     @property
     def most_passes(self) -> int:
-        """Return a bound on its passes after the prefill: each token takes at most one that drafts, and one that
-        commits."""
+        """Return a bound on its passes after the prefill: for each token at most one that drafts and one that commits."""
         return 1 + 2 * (self.limit - self.prompt_length)
 
 
 class Terms:
-    """Hold the terms of the rows of a batch. Tensors are int64 unless stated; k is the largest block size. What is named as a
-    field of `RowTerms` is [B] as there."""
+    """Hold the terms of a batch's rows, int64 unless stated; k is the largest block size. Fields of `RowTerms` are [B]."""
 
     def __init__(self, rows: Sequence[RowTerms], facts: SBDFacts | None, *, device: torch.device) -> None:
         """Take `rows`, which stay for the host, and how the model's logits are read; None where it never learned blocks."""
         self.rows, self.facts = tuple(rows), facts
         self.waits = devices.waits(device)  # whether a host that reads a value has to wait for the device
         self.block_width = max(each.block_size for each in rows)  # k
+        self.most_passes = max(each.most_passes for each in rows)
         self.capacity = fixed_capacity(max(each.limit for each in rows) + self.block_width)  # C, past every row's block
         methods = {each.settings.method for each in rows}
         self.has_sbd, self.has_exact, self.has_ntp = ("sbd" in methods, "exact" in methods, "ntp" in methods)
         # What is written where nothing is revealed
         self.mask_token = NO_TOKEN if facts is None or facts.mask_token_id is None else facts.mask_token_id
-        # Whether every row takes its block's first token in the pass of the causal logit, so that no `first_logits` are needed
-        self.takes_first_at_once = facts is None or not self.has_sbd
         most_ends = max(1, *(len(each.ends) for each in rows))
 
         def column(values: Sequence[object]) -> torch.Tensor:

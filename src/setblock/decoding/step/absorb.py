@@ -5,8 +5,7 @@
         logits = runner.logits(feed)                     ẑ, z            eq. 9     the model's runner
         step = absorb(state, feed, logits, policy)       reveal some               here; eq. 8 is samplers/entropy_bounded.py
 
-Knows the order: check what was committed, reveal what the sampler says, open the next block. Rows may be at different blocks.
-Knows nothing of models or text.
+Knows the order: check what was committed, reveal what the sampler says, open the next block. Knows nothing of models or text.
 
 In exact mode the pass that commits a block also checks it (`check_drafts`). It runs the draft causally, so its outputs are the
 logits that next-token decoding would have seen. The check keeps the longest prefix of the draft that next-token decoding would
@@ -104,13 +103,13 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
     """Check what was committed, and find what may be revealed. Nothing here waits for the device."""
     plan = feed.plan
     ends = plan.put(plan.ends)
-    is_prefill = None if plan.is_prefill is None else plan.put(plan.is_prefill)
+    is_prefill = state.nobody if plan.is_prefill is None else plan.put(plan.is_prefill)
     took_part = ends > state.cache.committed
     is_commit = took_part & (state.cache.committed < state.block.start)
-    if is_prefill is not None:
+    if plan.is_prefill is not None:
         is_commit &= ~is_prefill
     given = read_logits(state, feed, logits)
-    state.commit(ends, has_prefill=is_prefill is not None)
+    state.commit(ends, has_prefill=plan.is_prefill is not None)
     shaped = policy.rules.apply(state, given)
     is_finite = shaped.is_finite
     if policy.companions.constrained:
@@ -143,7 +142,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         known=known,
         is_asked=predicted.any(dim=1),
         candidates=candidates,
-        is_prefill=state.nobody if is_prefill is None else is_prefill,
+        is_prefill=is_prefill,
         took_part=took_part,
         is_commit=is_commit,
         check=check,
@@ -295,8 +294,7 @@ def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws
     """Compare drafts with next-token decoding, and correct the state where they differ.
 
     A draft's first token is not checked: it came from a causal logit, and so is right. `checked` are the logits that tokens are
-    chosen from, and `is_finite` [B, m] bool says where they are finite. Those behind a wrong token are ignored: next-token
-    decoding never has them.
+    chosen from, and `is_finite` [B, m] bool says where they are. Next-token decoding never has those behind a wrong token.
     """
     best = checked.best.token_ids
     chosen = choose_tokens(checked.logits, draws, positions=checked.positions, best=best)  # [B, m]

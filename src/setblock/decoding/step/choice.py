@@ -1,12 +1,10 @@
 """Decide which positions a pass reveals in each row, and which tokens they get: g and p of Algorithm 3.
 
-Knows rows' terms, which rows have which sampler, what it remembers between passes, and how tokens are drawn. Knows nothing of
-what has become of the rows.
+Knows rows' terms, their samplers and what these remember, and how tokens are drawn. Knows nothing of what rows have become.
 
 A token is the most likely one at temperature 0, else a draw: Gumbel-max with noise that is a pure function of (seed, position,
 token id). So a request's tokens do not depend on what shares its batch, nor on how many passes its block takes. Which positions
-a pass reveals depends on the distributions only, never on the noise, so a position's noise is still independent of all it is
-conditioned on when it is used, and the draw is exact.
+a pass reveals never depends on the noise, so a position's noise is independent of all it is conditioned on: the draw is exact.
 """
 
 from collections.abc import Sequence
@@ -64,8 +62,7 @@ class Policy:
 
 
 class RowSamplers:
-    """Hold one sampler for each row; rows of equal samplers are asked together. None reveals every candidate, of which there is
-    one a pass in method `ntp`."""
+    """Hold one sampler for each row; rows of equal ones are asked together. None reveals all candidates."""
 
     def __init__(
         self, samplers: Sequence[Sampler | None], *, device: torch.device, memories: Sequence[Memory] | None = None
@@ -79,8 +76,7 @@ class RowSamplers:
         self.memories = list(memories or [{}] * len(samplers))
 
     def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
-        """Ask each row's sampler, and keep what it remembers, which is not returned. Raise `SetBlockError` if a sampler reveals
-        nothing where there are candidates, or what is none.
+        """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if it breaks the rule of `Selection.reveal`.
 
         Args:
             block: of all rows, without memory.
@@ -190,11 +186,8 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tens
 
 
 def cut(scaled: Tensor, draws: Draws) -> Tensor:
-    """Return logits [B, k, V] with -inf for tokens that top-k, then top-p, then min-p leave out. The most likely token
-    always stays.
-
-    Of tokens exactly as likely as the last that top-k lets in, all stay; top-p takes those of smaller id first.
-    """
+    """Return logits [B, k, V] with -inf for tokens that top-k, then top-p, then min-p leave out; never the most likely one.
+    Of tokens exactly as likely as the last that top-k lets in, all stay; top-p takes those of smaller id first."""
     if draws.top_k is not None:
         rank = (draws.top_k - 1)[:, None, None].expand(*scaled.shape[:2], 1)
         least = scaled.sort(dim=-1, descending=True).values.gather(-1, rank)

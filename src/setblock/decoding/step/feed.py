@@ -69,8 +69,7 @@ def span_of(row: Sequence[float]) -> Span:
 def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
     """Return the spans with no more of each prompt than one pass is fed.
 
-    As long as any prompt has a whole part left, only whole parts are fed. A shorter one would be padded, and then other
-    kernels than alone would compute it.
+    As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded, for other kernels.
     """
     chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
     fills = [span.is_prefill and span.tokens >= chunk for span, chunk in zip(spans, chunks, strict=True)]
@@ -168,8 +167,7 @@ def plan_pass(
 
 
 def _branch_sizes(spans: Sequence[Span], terms: Sequence[RowTerms], *, is_ahead: bool, room: int) -> tuple[int, int]:
-    """Return the most branches of a row, and their tokens; 0 and 0 where there are none. `room` is the most tokens that a row
-    may be fed in them, and `is_ahead` as in `plan_pass`."""
+    """Return the most branches of a row, and their tokens; 0 and 0 where there are none. A row may be fed `room` in them."""
     count = size = 0
     for span, row in zip(spans, terms, strict=True):
         # Whether they pay is known only where passes are read before the next one
@@ -199,8 +197,7 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192
 
 
 def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:
-    """Return sizes of which there are few: the tokens of a row, the places of its block that are read, and the outputs that
-    check a draft."""
+    """Return sizes of which there are few: a row's tokens, the places of its block, the outputs that check a draft."""
     size, queries = terms.block_width, next(each for each in fixed_widths(terms) if each >= queries)
     is_single = queries < size
     width = 1 if is_single or terms.is_all_causal else size

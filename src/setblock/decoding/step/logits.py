@@ -24,8 +24,7 @@ class MostLikely(NamedTuple):
 
 
 def most_likely(logits: Tensor) -> MostLikely:
-    """Return the greatest of logits [..., V] and its token. Where they are not all numbers, the greatest isn't one
-    either."""
+    """Return the greatest of logits [..., V] and its token. It is no number where any of them is none."""
     return MostLikely(*logits.max(dim=-1))  # argmax is three times as slow on CPUs; both take the first of a tie
 
 
@@ -94,8 +93,7 @@ class Logits:
 def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     """Return what the logits of a feed predict: all outputs' [A, w + m, V], or those of the M that are wanted [M, V].
 
-    The state must not have changed since the feed was made. It keeps the causal logits of a block's first token, which the
-    block's later passes need.
+    The state, unchanged since the feed was made, keeps the causal logits of a block's first token for later passes.
     """
     plan, size = feed.plan, feed.plan.width
     if state.facts is not None and state.facts.mask_token_id is not None:
@@ -110,9 +108,10 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
         branches = whole.changed(lambda each: plan.put(each[:, own:]), width=0)
         logits, best = logits[:, :own], MostLikely(*(each[:, :own] for each in best))
 
-    # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed
+    # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed. Rows of
+    # other methods than `sbd` take it at once, in the pass of that logit
     block_start = plan.of(state.block.start)
-    is_at_once = plan.fuses_commit and not plan.may_be_cut and state.terms.takes_first_at_once
+    is_at_once = plan.fuses_commit and not plan.may_be_cut and not state.terms.has_sbd
     if state.terms.first_is_causal is not None and not is_at_once:
         if state.first_logits.shape[1] == 0:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
@@ -136,8 +135,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
 
 
 class Certainty(NamedTuple):
-    """Hold how certain a model is of tokens [B, n]: the entropy of their distributions, in nats, and its confidence, the
-    probability of the most likely token."""
+    """Hold how certain a model is of tokens [B, n]: the entropy, in nats, and the probability of the most likely one."""
 
     entropy: Tensor
     confidence: Tensor
@@ -167,8 +165,7 @@ def _tiled_certainty(logits: Tensor, greatest: Tensor) -> Certainty:
     CPU this takes less time than a pass over all for each operation.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
-    vocabulary is long and decoding's own work is little else than reading it, so it is read as few times as can be: no
-    probabilities are made.
+    vocabulary is long, and reading it is most of decoding's own work. So it is read as few times as can be.
     """
     total, product = torch.zeros_like(greatest), torch.zeros_like(greatest)
     for tile in torch.split(logits, _TILE_COLUMNS, dim=-1):

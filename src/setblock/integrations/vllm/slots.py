@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.companions.asking import Accompanied
-from setblock.decoding.companions.companion import companions_of
 from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
@@ -74,7 +73,7 @@ class BlockSlots:
             ends=tuple(each for each in ends if 0 <= each < self.vocab_size),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
-        companions = Accompanied(companions_of(terms, vocab_size=self.vocab_size))
+        companions = Accompanied([each.companion(terms, vocab_size=self.vocab_size) for each in settings.companions])
         policy = Policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
         if self._state is not None and self._policy is not None:
