@@ -82,9 +82,6 @@ class Terms:
         self.is_first = torch.arange(self.block_width, device=device) == 0  # [k] bool, the first place of a block
         # [B, k] bool, True in column 0 of exact rows: that token is plain decoding's own, and always revealed
         self.takes_next = self.is_exact[:, None] & self.is_first if self.has_exact else None
-        # [B, k] bool, where logits that are no numbers end the answer: of an exact row, the others give a draft, which
-        # next-token decoding would not have seen. None where they end it everywhere
-        self.decides = None if self.takes_next is None else self.takes_next | ~self.is_exact[:, None]
         # [B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is
         self.first_is_causal = self.is_ntp | self.is_exact if self.has_ntp or self.has_exact else None
         if facts is None or facts.first_token_from_causal:

@@ -129,8 +129,10 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
             predicted, usable = predicted | drafted, usable | drafted
     usable = predicted & usable
     broken = predicted != usable
-    if state.terms.decides is not None:
-        broken = broken & state.terms.decides[:, : given.width]
+    if state.terms.is_all_exact:  # next-token decoding would have seen the first token's logits, not those of a draft
+        broken = broken[:, :1]
+    elif state.terms.takes_next is not None:
+        broken = broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
     state.answer.failed = state.answer.failed | broken.any(dim=1)
     candidates = usable.masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
@@ -169,17 +171,13 @@ def write_pass(
     """Reveal what a sampler says, and open the next block. In exact mode, also reveal each block's first token at once: it is
     next-token decoding's. Without a guided block, nothing here waits for the device."""
     block, width, terms = reading.block, reading.candidates.shape[1], state.terms
-    reveal, is_next = selection.reveal, terms.takes_next
-    if is_next is not None:
-        is_next = is_next if width == terms.block_width else is_next[:, :width]
+    reveal, changed = selection.reveal, selection.logits
+    if terms.takes_next is not None:
+        is_next = terms.takes_next[:, :width]
         reveal = reveal | (reading.candidates & is_next)
-    if selection.logits is None:
-        chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
-    else:
-        chosen_from = selection.logits
-        if is_next is not None:
-            chosen_from = torch.where(is_next[..., None], block.logits, chosen_from)
-        chosen = choose_tokens(chosen_from, policy.draws, positions=block.positions)
+        changed = None if changed is None else torch.where(is_next[..., None], block.logits, changed)
+    block = block if changed is None else block.with_logits(changed)
+    chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
     entropy, confidence = reading.certainty
     is_asked = reading.is_asked
     if guided is not None:

@@ -76,7 +76,7 @@ class RowSamplers:
         self.memories = list(memories or [{}] * len(samplers))
 
     def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
-        """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if it breaks the rule of `Selection.reveal`.
+        """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if one breaks the rule of `Selection`.
 
         Args:
             block: of all rows, without memory.
