@@ -211,7 +211,7 @@ def passes(
         state.hold(kv_length)
         state.cache.prefill_end = state.cache.committed  # what is fed causally is a commit, not a prompt
         spans = next_spans(state, fuses_commit=True)
-        feed = next_feed(state, plan_pass(state, spans, fixed_keys=runner.fixed_keys))
+        feed = next_feed(state, plan_pass(state, spans, runner))
         return read_logits(state, feed, runner.logits(feed)).block.logits
 
     # 2. The same inputs, made once

@@ -116,15 +116,8 @@ class Rows:
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
         """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
-        plan = plan_pass(
-            self.state,
-            spans,
-            fixed_keys=runner.fixed_keys,
-            fuses_commit=runner.fuses_commit,
-            is_ahead=is_ahead,
-            whole_blocks=bool(self.policy.companions.constrained),
-            branched=runner.branched,
-        )
+        whole_blocks = bool(self.policy.companions.constrained)
+        plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
         self.state.may_draft = plan.is_fixed or control.looks or None in self.drafts
         for row, span in zip(self.drafts, spans, strict=True):

@@ -23,7 +23,7 @@ from torch import Tensor
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import NO_TOKEN, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Span
+from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Runner, Span
 
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
@@ -99,23 +99,13 @@ def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
 
 
 def plan_pass(
-    state: BatchState,
-    spans: Sequence[Span],
-    *,
-    fixed_keys: int | None,
-    fuses_commit: bool = True,
-    is_ahead: bool = False,
-    whole_blocks: bool = False,
-    branched: int = 0,
+    state: BatchState, spans: Sequence[Span], runner: Runner, *, is_ahead: bool = False, whole_blocks: bool = False
 ) -> PassPlan:
-    """Return the plan of a pass over `spans`, at least one of which feeds something. Does not wait for the device.
+    """Return the plan of a runner's pass over `spans`, at least one of which feeds something. Does not wait for the device.
 
     Args:
-        fuses_commit: as in `BatchState.next_end`.
         is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
         whole_blocks: whether all places of a block may be filled, whatever is fed.
-        branched: the most tokens that a row may be fed in branches.
-        fixed_keys: as a `Runner` has it. Prompts have lengths of all kinds, so sizes of their passes are never fixed.
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
@@ -126,14 +116,13 @@ def plan_pass(
     whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
-    fixed_keys = None if has_prefill else fixed_keys
+    fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have lengths of all kinds
     if is_fixed := fixed_keys is not None:
         queries, fixed_width, checked = fixed_sizes(state.terms, queries)
         width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
-    branches, branch_size = (
-        (0, 0) if is_fixed else _branch_sizes(spans, state.terms.rows, is_ahead=is_ahead, room=branched)
-    )
+    room = 0 if is_fixed else runner.branched
+    branches, branch_size = _branch_sizes(spans, state.terms.rows, is_ahead=is_ahead, room=room)
     width = max(width, branch_size)
     device, causal_block = state.tokens.device, state.facts is not None and state.facts.causal_block
     is_full = not (is_ahead or is_fixed or branches) and all(spans[row].tokens == queries for row in fed)
@@ -142,7 +131,7 @@ def plan_pass(
     if any(span.is_cut for span in spans):
         ends = torch.tensor([spans[row].end for row in fed], device=device)
     else:
-        ends = state.next_end(fuses_commit=fuses_commit)
+        ends = state.next_end(fuses_commit=runner.fuses_commit)
         ends = ends if is_everyone else ends[rows]
     return PassPlan(
         rows=rows,
@@ -155,7 +144,7 @@ def plan_pass(
         branches=branches,
         branch_size=branch_size,
         visible=visible,
-        fuses_commit=fuses_commit,
+        fuses_commit=runner.fuses_commit,
         causal_block=causal_block,
         is_full=is_full,
         sees_all=is_full
