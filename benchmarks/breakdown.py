@@ -131,7 +131,7 @@ def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dic
         streamed = open_batch(sbd, [prompt], [settings])
         with Synchronisations() as streaming:
             for step in streamed.steps():
-                streamed.new_texts(streamed.news(step, streamed.runner))
+                streamed.new_texts(streamed.news(step))
     passes = operations.passes
     return {
         "operations": {place: count / passes for place, count in operations.counts.most_common()},

@@ -74,7 +74,7 @@ def stream(
     """
     batch = _opened(model, prompt, settings, raw=raw, named=named)
     for step in batch.steps():
-        news = batch.news(step, batch.runner)
+        news = batch.news(step)
         text = batch.new_texts(news)[0]
         generation = _without_failure(batch.generation(0)) if news[0].finished else None
         yield StreamChunk(text, news[0], step, generation)

@@ -6,7 +6,6 @@ Knows how rows join and leave, and how what is revealed becomes text. Knows noth
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -40,7 +39,6 @@ class Rows:
     drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
     next_spans: list[Span] | None = None  # where they are known already
     is_decided: bool = False  # whether the control of drafts has cut `next_spans` to what pays
-    old_ends: torch.Tensor | None = None  # `answer.end` before the last step
     is_closed: ClassVar[bool] = False  # whether nobody takes the place of a row that ends
 
     @classmethod
@@ -125,23 +123,21 @@ class Rows:
                 row.fed, row.looked = span, self.state.may_draft
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
-        logits, self.next_spans, self.old_ends = runner.logits(feed), None, self.state.answer.end
-        step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
+        step = absorb(self.state, feed, runner.logits(feed), self.policy, compiled=compiled)
+        self.next_spans = None
         if self.state.terms.adapts_drafts and not is_ahead:
             for timed in control.clock.stop(self.state.tokens.device, _timed(plan, spans, runner)):
                 control.learn(timed)
         return step
 
     @torch.inference_mode()
-    def news(self, step: DecodingStep, runner: Runner) -> list[RowNews]:
+    def news(self, step: DecodingStep) -> list[RowNews]:
         """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
-        assert self.old_ends is not None
-        read = partial(read_news, self.state, step, fuses_commit=runner.fuses_commit, since=self.old_ends)
-        news, finished = read(), self.state.answer.finished
+        news, finished = read_news(self.state, step), self.state.answer.finished
         told = [row for row, each in enumerate(news) if each.took_part]
         self.policy.companions.hear(self.state, told, news=news)
         if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
-            news = read()
+            news = read_news(self.state, step)
         for each, terms in zip(news, self.state.terms.rows, strict=True):
             assert each.number <= terms.most_passes, "an answer does not end"
         self.next_spans, self.is_decided = [each.span for each in news], False

@@ -218,7 +218,7 @@ class Engine:
         step = rows.step(self._runner, spans)
         self._count_tokens(spans)
 
-        news = rows.news(step, self._runner)
+        news = rows.news(step)
         texts = rows.new_texts(news)
         progress, leaving = [], []
         for row, span in enumerate(spans):

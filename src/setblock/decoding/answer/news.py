@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
-from torch import Tensor
 
 from setblock.decoding.answer.generation import Kind, Reveal
 from setblock.decoding.state.state import BatchState
@@ -45,19 +44,19 @@ class RowNews:
         return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None
 
 
-def read_news(state: BatchState, step: DecodingStep, *, fuses_commit: bool, since: Tensor) -> list[RowNews]:
-    """Return the news of all rows after a step, before which answers ended at `since` [B] int64. Waits for the device, once."""
+def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
+    """Return the news of all rows after a step. Waits for the device, once."""
     read, record = step.reading, state.record
     assert record is not None
     width = 2 * state.terms.block_width  # of a draft that was checked and the block behind it
-    window = (since[:, None] + state.columns[:width]).clamp(max=state.tokens.shape[1] - 1)
+    window = (read.since[:, None] + state.columns[:width]).clamp(max=state.tokens.shape[1] - 1)
     cache, answer = state.cache, state.answer
     scalars = (
-        *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, since, record.number),
+        *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, read.since, record.number),
         *(read.took_part, read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
     )
     parts = [
-        span_columns(state, fuses_commit=fuses_commit, with_drafts=True),
+        span_columns(state, fuses_commit=read.plan.fuses_commit, with_drafts=True),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
         *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),

@@ -62,6 +62,7 @@ class Reading:
     # [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill)
     is_commit: Tensor
     check: "Check | None"  # what became of the drafts that the pass committed; None where it committed none
+    since: Tensor  # [B] int64, where answers ended before the pass
 
 
 def absorb(
@@ -101,7 +102,7 @@ def absorb(
 
 def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
     """Check what was committed, and find what may be revealed. Nothing here waits for the device."""
-    plan = feed.plan
+    plan, since = feed.plan, state.answer.end
     ends = plan.put(plan.ends)
     is_prefill = state.nobody if plan.is_prefill is None else plan.put(plan.is_prefill)
     took_part = ends > state.cache.committed
@@ -148,6 +149,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         took_part=took_part,
         is_commit=is_commit,
         check=check,
+        since=since,
     )
 
 
