@@ -100,12 +100,10 @@ class Rows:
         """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
         control = control_of(self.model)
         spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
-        changed = (
-            (span.end, span.block_start) != (full.end, full.block_start)
-            for span, full in zip(spans, whole, strict=True)
-        )
-        if any(changed) or not runner.fuses_commit:
-            cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in zip(spans, whole, strict=True)]
+        pairs = list(zip(spans, whole, strict=True))
+        is_changed = any((span.end, span.block_start) != (full.end, full.block_start) for span, full in pairs)
+        if is_changed or not runner.fuses_commit:
+            cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in pairs]
             self.state.shorten_drafts(cut, [span.fed_size for span in spans])
             if self.policy.companions.constrained:
                 self.policy.companions.hear(self.state)  # what is drafted no more

@@ -48,4 +48,3 @@ class CompanionMaker(Protocol):
 
     def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
         """Return a companion for a row that is about to begin, or raise `SetBlockError` if the model does not allow it."""
-        ...

@@ -90,7 +90,6 @@ class Sampler(Protocol):
 
     def select(self, block: BlockView) -> Selection:
         """Choose what a pass reveals."""
-        ...
 
 
 def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
 
 def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
     """Return the sampler that a caller has chosen by its name, or a sampler itself; None is `default`, with `options` in place
-    of its own. Raise `ParameterError` as `sampler_named` does, or if there are options with a sampler itself."""
+    of what it has. Raise `ParameterError` as `sampler_named` does, or if there are options with a sampler itself."""
     if chosen is None:
         return sampler_named(name_of(default), {**options_of(default), **options}) if options else default
     if hasattr(chosen, "select"):

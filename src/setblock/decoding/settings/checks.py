@@ -51,8 +51,7 @@ def check_that_tokens_are_left(model: LanguageModel, row: RowTerms) -> None:
     settings, vocab_size = row.settings, model.vocab_size
     if not settings.banned_tokens:
         return
-    mask_token_id = model.facts.mask_token_id if model.facts else None
-    out = {*settings.banned_tokens, *([] if mask_token_id is None else [mask_token_id])}
+    out = {*settings.banned_tokens, model.facts.mask_token_id if model.facts else None} - {None}
     if len(out | {*row.ends} if settings.min_new_tokens else out) >= vocab_size:
         before = " that does not end the answer before min_new_tokens" if len(out) < vocab_size else ""
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")

@@ -47,8 +47,7 @@ def label_of(point: DecodingSettings) -> str:
         for place, (name, value) in enumerate(options_of(point.sampler).items())
         if place == 0 or value != defaults.get(name)
     ]
-    words: list[str] = [] if point.method == "sbd" else [point.method]
-    words.append(" ".join([name_of(point.sampler), *told]))
+    words = [*([] if point.method == "sbd" else [point.method]), " ".join([name_of(point.sampler), *told])]
     for name in POINT[1:]:
         row, value = SETTINGS[name], getattr(point, name)
         if value != row.default and (value or row.default is not None):

@@ -40,10 +40,9 @@ class Range:
         """Raise `ParameterError` for a value outside. It says what `name` must be."""
         if not isinstance(value, Real) or isinstance(value, bool):
             raise ParameterError(f"{name} must be a number, not {value!r}")
-        if self.far and value > self.high:
-            raise ParameterError(f"{name} must be at most {self.high}, not {value!r}")
         if value not in self:
-            raise ParameterError(f"{name} must be {self}, not {value!r}")
+            valid = f"at most {self.high}" if self.far and value > self.high else self
+            raise ParameterError(f"{name} must be {valid}, not {value!r}")
 
 
 def check_range(name: str, value: float, low: float, high: float = math.inf) -> None:

@@ -256,9 +256,8 @@ class BatchState:
     def evict(self) -> None:
         """Mark all rows' cache as lost. It is fed again before they continue."""
         cache = self.cache
-        cache.prefill_end = torch.where(
-            cache.prefilled, cache.committed.clamp(min=cache.prefill_end), cache.prefill_end
-        )
+        held = torch.maximum(cache.committed, cache.prefill_end)
+        cache.prefill_end = torch.where(cache.prefilled, held, cache.prefill_end)
         cache.committed, self.may_prefill = torch.zeros_like(cache.committed), True
 
     # Rows that end

@@ -19,7 +19,7 @@ from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selectio
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import fitted, joined_list, stacked
 from setblock.decoding.state.terms import RowTerms
-from setblock.decoding.step.logits import logit_rules, most_likely
+from setblock.decoding.step.logits import logit_rules, most_likely, unless_all
 from setblock.errors import SetBlockError
 
 
@@ -160,15 +160,11 @@ def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: t
     return Draws(
         temperature=temperature,
         top_k=torch.tensor(top_k, device=device) if min(top_k) < vocab_size else None,
-        top_p=_unless_all([each.top_p for each in settings], 1.0, device),
-        min_p=_unless_all([each.min_p for each in settings], 0.0, device),
+        top_p=unless_all([each.top_p for each in settings], 1.0, device),
+        min_p=unless_all([each.min_p for each in settings], 0.0, device),
         seeds=torch.tensor([each.seed for each in settings], device=device, dtype=torch.long),
         is_greedy=all(each.temperature == 0 for each in settings),
     )
-
-
-def _unless_all(values: list[float], off: float, device: torch.device) -> Tensor | None:
-    return None if all(value == off for value in values) else torch.tensor(values, device=device, dtype=torch.float32)
 
 
 def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tensor | None = None) -> Tensor:

@@ -208,7 +208,7 @@ class LogitRules:
 
 def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device) -> LogitRules:
     """Return the rules of a batch of requests."""
-    settings, bias, penalty, is_end, first_end = [each.settings for each in terms], None, None, None, None
+    settings, bias, is_end, first_end = [each.settings for each in terms], None, None, None
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
         for row, each in enumerate(settings):
@@ -216,8 +216,6 @@ def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.dev
                 bias[row, token_id] = value
             bias[row, list(each.banned_tokens)] = -torch.inf
         bias = bias.to(device)
-    if any(each.repetition_penalty != 1 for each in settings):
-        penalty = torch.tensor([each.repetition_penalty for each in settings], device=device, dtype=torch.float32)
     if any(each.min_new_tokens for each in settings):
         is_end = torch.zeros((len(settings), vocab_size), dtype=torch.bool)
         for row, of_row in enumerate(terms):
@@ -225,7 +223,12 @@ def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.dev
         is_end = is_end.to(device)
         first = [each.prompt_length + each.settings.min_new_tokens for each in terms]
         first_end = torch.tensor(first, device=device)
-    return LogitRules(bias, penalty, is_end, first_end)
+    return LogitRules(bias, unless_all([each.repetition_penalty for each in settings], 1.0, device), is_end, first_end)
+
+
+def unless_all(values: Sequence[float], off: float, device: torch.device) -> Tensor | None:
+    """Return the values [B] float32 of rows, or None where all of them are `off`."""
+    return None if all(value == off for value in values) else torch.tensor(values, device=device, dtype=torch.float32)
 
 
 def _first_seen(state: BatchState, vocab_size: int) -> Tensor:
