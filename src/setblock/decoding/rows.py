@@ -132,8 +132,7 @@ class Rows:
     def news(self, step: DecodingStep) -> list[RowNews]:
         """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
         news, finished = read_news(self.state, step), self.state.answer.finished
-        told = [row for row, each in enumerate(news) if each.took_part]
-        self.policy.companions.hear(self.state, told, news=news)
+        self.policy.companions.hear(self.state, range(len(news)), news=news)
         if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
             news = read_news(self.state, step)
         for each, terms in zip(news, self.state.terms.rows, strict=True):
@@ -153,8 +152,10 @@ class Rows:
         terms = self.state.terms.rows[row]
         settings, start = terms.settings, terms.prompt_length
         failure = None if cancelled else self.failure(row)
-        reason: FinishReason = "stop" if self.state.has_stopped(row) else "length"
         token_ids = self.state.answer_of(row).tolist()
+        is_stopped = any(each.stop_length is not None for each in self.policy.companions.rows[row].companions)
+        is_ended = any(token_id in terms.ends for token_id in token_ids[-1:])
+        reason: FinishReason = "stop" if is_stopped or is_ended else "length"
         here, record = (row, slice(start, start + len(token_ids))), self.state.record
         assert record is not None
         return Generation(

@@ -21,7 +21,6 @@ from setblock.model.protocol.runtime import Span
 class RowNews:
     """Hold what a pass did to one row, and where the row stands now."""
 
-    took_part: bool  # whether it was in the pass
     number: int  # 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
     kind: Kind  # as it is counted in `PassCounts`
     # What the pass revealed, from left to right. May lie past the end of the answer, where that becomes known later
@@ -53,7 +52,7 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
     cache, answer = state.cache, state.answer
     scalars = (
         *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, read.since, record.number),
-        *(read.took_part, read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
+        *(read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
     )
     parts = [
         span_columns(state, fuses_commit=read.plan.fuses_commit, with_drafts=True),
@@ -72,13 +71,10 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
 
 def _row_news(parts: list[list[float]]) -> RowNews:
     of_span, scalars, tokens, *revealing = parts
-    prefilled, finished, failed, text_end, answer_end, since, number, took_part, is_prefill, commits, start = map(
-        int, scalars
-    )
+    prefilled, finished, failed, text_end, answer_end, since, number, is_prefill, commits, start = map(int, scalars)
     kind: Kind = "prefill" if is_prefill else "commit" if commits else "block"
     corrected = _reveals(revealing[4:], start) if len(revealing) > 4 else []
     return RowNews(
-        took_part=bool(took_part),
         number=number,
         kind=kind,
         revealed=_reveals(revealing[:4], start),

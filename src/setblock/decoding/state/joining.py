@@ -50,7 +50,7 @@ def open_state(
             revealed=places.bool(),
             kinds=places,
         ),
-        answer=Answer(text_end=start, stop_end=terms.limit, end=start, finished=none, stopped=none, failed=none),
+        answer=Answer(text_end=start, stop_end=terms.limit, end=start, finished=none, failed=none),
         first_logits=places[:, :0].float(),
         record=_open_record(terms) if records else None,
         draft_text=None if draft_text is None else draft_text.to(device),

@@ -63,7 +63,6 @@ class Answer:
     stop_end: Tensor  # where the answer is complete: behind its end-of-text, drafts included; else its limit
     end: Tensor  # the end of the final text: it has no gap, and in exact rows it is next-token decoding's
     finished: Tensor  # bool
-    stopped: Tensor  # bool, rows that `BatchState.finish` ended
     # bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is kept
     failed: Tensor
 
@@ -265,10 +264,8 @@ class BatchState:
     @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
     def finish(self, row: int, *, end: int) -> None:
         """End a row's answer at a stop string: at position `end`, past its last token. What failed behind it does not count."""
-        answer = self.answer
         self._end(row, end)
-        answer.failed = answer.failed & (self.rows != row)
-        answer.stopped = answer.stopped | (self.rows == row)
+        self.answer.failed = self.answer.failed & (self.rows != row)
 
     @torch.inference_mode()
     def cut(self, row: int) -> None:
@@ -296,8 +293,3 @@ class BatchState:
     def answer_of(self, row: int) -> Tensor:
         """Return [n] the tokens of a row's answer that will not change, the end-of-text included."""
         return self.tokens[row, self.terms.rows[row].prompt_length : int(self.answer.end[row])]
-
-    def has_stopped(self, row: int) -> bool:
-        """Return whether a finished row ended with an end-of-text or a stop string. Waits for the device."""
-        last = self.answer_of(row)[-1:].tolist()
-        return bool(self.answer.stopped[row]) or any(token_id in self.terms.rows[row].ends for token_id in last)
