@@ -82,6 +82,7 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
     here = None if rows is None else torch.tensor(rows, device=device)
     terms = Terms(joined_list([state.terms.rows for state in states], rows), first.facts, device=device)
     records = [each.record for each in states if each.record is not None]
+    first_logits = [each.first_logits for each in states]
     return BatchState(
         terms=terms,
         tokens=joined_rows([state.tokens for state in states], here, terms.capacity),
@@ -89,7 +90,7 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
         block=joined_group([state.block for state in states], here, terms.block_width),
         answer=joined_group([state.answer for state in states], here),
         record=joined_group(records, here, terms.capacity, terms.num_alternatives or 0) if records else None,
-        first_logits=joined_rows([state.first_logits for state in states], here),
+        first_logits=joined_rows(first_logits, here, max(each.shape[1] for each in first_logits)),
         draft_text=first.draft_text,
         may_prefill=any(state.may_prefill for state in states),
     )
@@ -110,17 +111,11 @@ def joined_group(groups: Sequence[Group], rows: Tensor | None, *sizes: int) -> G
 
 def joined_rows(parts: Sequence[Tensor], rows: Tensor | None, *sizes: int) -> Tensor:
     """Return `parts` below each other, or `rows` [n] of all these, with as many of `sizes` as they have further dimensions."""
-    whole = stacked(parts)
-    return fitted(whole if rows is None else whole[rows], *sizes[: whole.dim() - 1])
+    whole = torch.cat([_fitted(part, *sizes[: part.dim() - 1]) for part in parts])
+    return whole if rows is None else whole[rows]
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Stack `parts` [B, ...] as [sum of all B, ...]; they may differ in all sizes. Zeros fill them up."""
-    sizes = [max(of_parts) for of_parts in zip(*(part.shape[1:] for part in parts), strict=True)]
-    return torch.cat([fitted(part, *sizes) for part in parts])
-
-
-def fitted(part: Tensor, *sizes: int) -> Tensor:
+def _fitted(part: Tensor, *sizes: int) -> Tensor:
     """Return [B, *sizes, ...] of `part` [B, ...], each dimension cut or padded with zeros at its end."""
     for dim, size in enumerate(sizes, start=1):
         if size > part.shape[dim]:  # PyTorch 2.9 pads no tensor whose last dimension is empty

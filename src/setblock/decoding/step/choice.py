@@ -17,7 +17,7 @@ from torch import Tensor
 from setblock.decoding.companions.asking import Accompanied, Companions
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.joining import fitted, joined_list, stacked
+from setblock.decoding.state.joining import joined_list, joined_rows
 from setblock.decoding.state.terms import RowTerms
 from setblock.decoding.step.logits import logit_rules, most_likely, unless_all
 from setblock.errors import SetBlockError
@@ -106,8 +106,8 @@ class RowSamplers:
         names = {name: each for memory in memories for name, each in memory.items()}
         kept = {}
         for name, example in names.items():  # zeros where a row has none
-            whole = stacked([memory.get(name, torch.zeros_like(example)) for memory in memories])
-            kept[name] = fitted(whole, size).masked_fill(_beside(whole, passes) == 0, 0)
+            whole = joined_rows([memory.get(name, torch.zeros_like(example)) for memory in memories], None, size)
+            kept[name] = whole.masked_fill(_beside(whole, passes) == 0, 0)
         selection = sampler.select(replace(block, memory=kept))
         if not isinstance(selection, Selection):
             raise SetBlockError(f"sampler {sampler} must return Selection(reveal), not a {type(selection).__name__}")
