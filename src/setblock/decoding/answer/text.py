@@ -110,8 +110,7 @@ def _encode_chat(
         if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
             warn("the model's chat template leaves out the system message", DroppedSystemMessage)
         return list(_encode(tokenizer, rendered, plain=False))
-    # Render the template around placeholders, so that what it writes and what the user wrote stay apart, wherever it puts
-    # a message, and however often.
+    # The template is rendered around placeholders, so that what it writes and what the user wrote stay apart
     marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]
     rendered = _render(tokenizer, marked, tools)
     ids: list[int] = []

@@ -43,9 +43,7 @@ class GuidedBlock:
     """Hold a block's logits and candidates under what companions allow."""
 
     logits: Logits  # of constrained rows, -inf where a token may not come
-    # [B, k] bool, those that are left: of constrained rows, as far as it is known what may come; and those that only one token
-    # fits
-    candidates: Tensor
+    candidates: Tensor  # [B, k] bool; of constrained rows, as far as it is known what may come, and what is forced
     is_constrained: Tensor  # [B, 1] bool
     # [B, k] int64, of constrained rows, the token that each was given so that the next could be asked
     tentative: Tensor

@@ -110,18 +110,3 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
             raise ParameterError(f"sampler {name} needs {key} among its options")
     sampler: Sampler = SAMPLERS[name](**values)
     return sampler
-
-
-def sampler_asked(chosen: Any, options: Mapping[str, Any], *, default: "Sampler") -> "Sampler":
-    """Return the sampler that a caller has chosen by its name, or a sampler itself; None is `default`, with `options` in place
-    of what it has. Raise `ParameterError` as `sampler_named` does, or if there are options with a sampler itself."""
-    if chosen is None:
-        return sampler_named(name_of(default), {**options_of(default), **options}) if options else default
-    if hasattr(chosen, "select"):
-        if options:
-            raise ParameterError(
-                f"{next(iter(options))} must be set in the sampler object, or give the sampler by its name"
-            )
-        sampler: Sampler = chosen
-        return sampler
-    return sampler_named(chosen, options)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_asked
+from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_named
 from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, SETTINGS, DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, did_you_mean
 
@@ -39,16 +39,25 @@ def settings_asked(
     chosen, options = given.pop("sampler", None), dict(given.pop("sampler_options", {}))
     values = {name: given.pop(name) for name in offered if name in given and name in SETTINGS}
     settings = replace(base or DecodingSettings(), **values)
-    if chosen is None and not options and not given:
-        return settings
-    default = sampler_for(settings)
+    hyperparameters, before = [*options, *given], {}
+    if hasattr(chosen, "select"):
+        if hyperparameters:
+            raise ParameterError(
+                f"{hyperparameters[0]} must be set in the sampler object, or give the sampler by its name"
+            )
+        return replace(settings, sampler=chosen)
+    if chosen is None:
+        if not hyperparameters:
+            return settings
+        sampler = sampler_for(settings)
+        chosen, before = name_of(sampler), options_of(sampler)
     for name, value in given.items():
         if name in options:
             raise ParameterError(f"{name} is given more than once")
-        if name not in HYPERPARAMETERS and not hasattr(chosen, "select"):  # `sampler_asked` reports these
-            _check_known(name, chosen or name_of(default), offered=offered, told=told)
+        if name not in HYPERPARAMETERS:
+            _check_known(name, chosen, offered=offered, told=told)
         options[name] = value
-    return replace(settings, sampler=sampler_asked(chosen, options, default=default))
+    return replace(settings, sampler=sampler_named(chosen, before | options))
 
 
 def sampler_told(settings: DecodingSettings) -> dict[str, Any]:

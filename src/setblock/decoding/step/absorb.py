@@ -41,9 +41,9 @@ class DecodingStep:
     positions: Tensor  # int64, absolute, of the block
     token_ids: Tensor  # int64, the tokens chosen for them
     revealed: Tensor  # bool, positions that this pass revealed
-    # [B, k + m] float32, nats, of the distribution at each of the k block positions, then at the m that were checked (of use
-    # where `check` replaced a draft)
-    entropy: Tensor
+    entropy: (
+        Tensor  # [B, k + m] float32, nats, of the distributions at the k positions, then at the m that were checked
+    )
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ class Logits:
     positions: Tensor  # [B, m] int64, the absolute positions they predict
     known: Tensor  # [B, m] bool, where the logits are valid; False where a token is revealed already
     best: MostLikely  # the most likely token of each position, found once: a vocabulary is long
-    # w. The first w positions are those of each row's block (ẑ). The others are drafted positions that exact rows commit in
-    # this pass, all but each row's first (z)
+    # w. The first w positions are those of each row's block (ẑ), the others drafts that exact rows commit, but the first (z)
     width: int
     branches: "Logits | None" = None  # what branches predict, [B, n c] in place of [B, m]
 
@@ -108,8 +107,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
         branches = whole.changed(lambda each: plan.put(each[:, own:]), width=0)
         logits, best = logits[:, :own], MostLikely(*(each[:, :own] for each in best))
 
-    # 1. The block's first token may come from a causal logit of an earlier pass, in which it was fed or committed. Rows of
-    # other methods than `sbd` take it at once, in the pass of that logit
+    # 1. The block's first token may come from a causal logit of an earlier pass, unless all rows take it at once
     block_start = plan.of(state.block.start)
     is_at_once = plan.fuses_commit and not plan.may_be_cut and not state.terms.has_sbd
     if state.terms.first_is_causal is not None and not is_at_once:
