@@ -84,7 +84,7 @@ class Rows:
         rest = Rows.joined([self], [0] * (size - self.state.batch))
         rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
         for row in range(rest.state.batch):
-            rest.state.cut(row)
+            rest.state.finish(row)
         return Rows.joined([self, rest])
 
     def spans(self, runner: Runner) -> list[Span]:

@@ -114,7 +114,7 @@ class Engine:
             else:
                 rows, row = job.opened(), 0
                 self._waiting.remove(job)
-            rows.state.cut(row)
+            rows.state.finish(row)
             generation = rows.generation(row, cancelled=True)
             progress.append(Progress(job.request.id, rows.texts[row].take(final=True), None, generation))
             self._forget(job)

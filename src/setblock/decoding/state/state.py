@@ -262,22 +262,14 @@ class BatchState:
     # Rows that end
 
     @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
-    def finish(self, row: int, *, end: int) -> None:
-        """End a row's answer at a stop string: at position `end`, past its last token. What failed behind it does not count."""
-        self._end(row, end)
-        self.answer.failed = self.answer.failed & (self.rows != row)
-
-    @torch.inference_mode()
-    def cut(self, row: int) -> None:
-        """End a row's answer where it is."""
-        self._end(row, int(self.answer.end[row]))
-
-    def _end(self, row: int, end: int) -> None:
-        """End a row's answer at position `end`, and its blocks there."""
-        block = self.block
-        here = self.rows == row
-        self.answer.finished, block.revealed = self.answer.finished | here, block.revealed & ~here[:, None]
-        for group, names in ((self.answer, ("text_end", "stop_end", "end")), (block, ("start", "end", "needed_end"))):
+    def finish(self, row: int, *, end: int | None = None) -> None:
+        """End a row's answer and its blocks at position `end`, past its last token, or else where it is. What failed behind it
+        does not count."""
+        answer, block, here = self.answer, self.block, self.rows == row
+        end = int(answer.end[row]) if end is None else end
+        answer.finished, answer.failed = answer.finished | here, answer.failed & ~here
+        block.revealed = block.revealed & ~here[:, None]
+        for group, names in ((answer, ("text_end", "stop_end", "end")), (block, ("start", "end", "needed_end"))):
             for each in names:
                 setattr(group, each, getattr(group, each).masked_fill(here, end))
         block.positions = block.start[:, None] + self.columns[: self.terms.block_width]
