@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 Method = Literal["sbd", "exact", "ntp"]
 METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
 MAX_LOGPROBS = 20
-MAX_SAMPLES = 128
 MAX_STOP_STRINGS = 16
-MAX_LOGIT_BIAS = 1e9  # far beyond any logit, and far from where float32 ends
-MAX_REPETITION_PENALTY = 100.0
 MAX_TOKENS = 2**31 - 1  # more than any context holds, and no overflow when added
 
 
@@ -138,13 +135,13 @@ class DecodingSettings:
         1.0,
         "Penalty for tokens that occur in the prompt or in the text so far: divides their positive logits "
         "and multiplies their negative ones. 1 is off.",
-        Range(1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        Range(0.01, 100.0),
         metavar="R",
     )
     logit_bias: Mapping[int, float] = sampling(
         {},
         "Values to add to the logits of token ids.",
-        Range(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS),
+        Range(-1e9, 1e9),  # far beyond any logit, and far from where float32 ends
         metavar="ID=BIAS",
     )
     banned_tokens: Sequence[int] = sampling(
@@ -176,7 +173,7 @@ class DecodingSettings:
         1,
         "Number of answers. Answer i, from 0, is the answer to the same request with seed + i. At "
         "temperature 0 they are copies of one another.",
-        Range(1, MAX_SAMPLES),
+        Range(1, 128),
     )
     logprobs: int | None = report(
         None,
