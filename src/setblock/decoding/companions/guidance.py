@@ -85,20 +85,15 @@ def guided_block(
         companions.fill(asking, allowed)
 
         # 2. A token for it, unless nothing may come, or there is a choice and nothing to choose by
-        index = torch.tensor(asking, device=logits.device)
-        is_said = torch.tensor([wanted[row][column] for row in asking], device=logits.device)
-        here = logits[index, column]
-        here = here.masked_fill(~is_said[:, None] & (here > -torch.inf), 0)  # bans count there, too
-        here = here.masked_fill(~allowed.to(logits.device), -torch.inf)
-        logits[index, column] = here
-        best = most_likely(here)
-        chosen = choose_tokens(
-            here[:, None],
-            draws.taken(index),
-            positions=block.positions[index, column][:, None],
-            best=best.token_ids[:, None],
-        )
-        is_open = best.logits.isfinite().tolist()
+        index, columns = torch.tensor(asking, device=logits.device), slice(column, column + 1)
+        is_said = torch.tensor([wanted[row][column] for row in asking], device=logits.device)[:, None, None]
+        here = logits[index, columns]  # [n, 1, V]
+        here = here.masked_fill(~is_said & (here > -torch.inf), 0)  # bans count there, too
+        here = here.masked_fill(~allowed[:, None].to(logits.device), -torch.inf)
+        logits[index, columns] = here
+        best, positions = most_likely(here), block.positions[index, columns]
+        chosen = choose_tokens(here, draws.taken(index), positions=positions, best=best.token_ids)
+        is_open = best.logits[:, 0].isfinite().tolist()
         is_forced = (allowed.sum(dim=1) == 1).tolist()
         for place, (row, token_id) in enumerate(zip(asking, chosen[:, 0].tolist(), strict=True)):
             each = companions.rows[row]
