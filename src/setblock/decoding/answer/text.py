@@ -109,7 +109,7 @@ def _encode_chat(
         rendered = _render(tokenizer, messages, tools)
         if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
             warn("the model's chat template leaves out the system message", DroppedSystemMessage)
-        return list(_encode(tokenizer, rendered, plain=False))
+        return _encode(tokenizer, rendered, plain=False)
     # The template is rendered around placeholders, so that what it writes and what the user wrote stay apart
     marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]
     rendered = _render(tokenizer, marked, tools)
