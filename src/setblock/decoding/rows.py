@@ -267,7 +267,7 @@ class OpenBatch(Rows):
         return (
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit
-            and not self.policy.companions.listens
+            and not self.policy.companions.listening
             and tokens <= _FREE_TOKENS
         )
 

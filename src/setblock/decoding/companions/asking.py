@@ -69,11 +69,10 @@ class Companions:
 
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)
-        self._listening = [
+        # Rows with a companion that has to hear of each pass at once, and with one that says what may come next
+        self.listening = [
             row for row, each in enumerate(self.rows) if not all(companion.is_lazy for companion in each.companions)
         ]
-        self.listens = bool(self._listening)  # whether any companion has to hear of each pass at once
-        # Rows with a companion that says what may come next
         self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
 
     def hear(
@@ -81,7 +80,7 @@ class Companions:
     ) -> None:
         """Report what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
         wants to end. `news` of all rows, where they have been read, save a wait."""
-        rows = self._listening if rows is None else rows
+        rows = self.listening if rows is None else rows
         if not rows:
             return
         if news is None:

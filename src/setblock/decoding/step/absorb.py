@@ -95,7 +95,7 @@ def absorb(
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
     if state.record is not None and state.terms.num_alternatives is not None:
         _keep_logprobs(state.record, step, state.terms.num_alternatives)
-    if policy.companions.listens:  # a stop string ends an answer, too
+    if policy.companions.listening:  # a stop string ends an answer, too
         policy.companions.hear(state)
     return step
 
