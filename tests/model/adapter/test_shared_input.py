@@ -57,4 +57,4 @@ def test_one_product_serves_all_and_nothing_is_kept():
             shared.part(index, hidden, lambda hidden: computed.append(hidden) or hidden.split(2, dim=-1))
     assert len(computed) == 2
     assert shared._input is None
-    assert shared._parts == []
+    assert not shared._parts

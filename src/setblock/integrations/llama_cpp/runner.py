@@ -22,7 +22,7 @@ from torch import Tensor
 
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.context import Context, Fed
-from setblock.model.protocol.runtime import Feed, as_it_is
+from setblock.model.protocol.runtime import Feed, PagedRunner
 
 _Placed = tuple[tuple[int, int], Fed]
 """A token, and its place in the feed: row and column."""
@@ -32,13 +32,9 @@ MOST_HELPERS = 32
 """Of a row; more tokens than that are never committed with a block."""
 
 
-class LlamaRunner:
+class LlamaRunner(PagedRunner):
     """See `setblock.model.protocol.runtime.PagedRunner`. A row is known by its id; rows share no cells."""
 
-    pads = False
-    branched = 0
-    fixed_keys = None
-    compiled = staticmethod(as_it_is)
     shares_pages = False
 
     def __init__(self, context: Context, *, own: int | None, rows: int) -> None:

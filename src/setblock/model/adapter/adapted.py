@@ -11,6 +11,7 @@ these rows of its output. All other rows are exactly the base model's. Hooks of 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -35,19 +36,16 @@ class SharedProduct:
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
-        self._parts: list[Tensor | None] = []
+        self._parts: dict[int, Tensor] = {}
 
     def part(self, index: int, hidden: Tensor, product: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
         """Return what one layer makes of the input [..., D] that it is called with. `product` gives all layers' parts [...,
         size]."""
-        part = self._parts[index] if self._input is hidden else None
-        if part is None:
-            self._input, self._parts = hidden, list(product(hidden))
-            part = self._parts[index]
-            assert part is not None
-        self._parts[index] = None
-        if not any(each is not None for each in self._parts):
-            self._input, self._parts = None, []
+        if self._input is not hidden or index not in self._parts:
+            self._input, self._parts = hidden, dict(enumerate(product(hidden)))
+        part = self._parts.pop(index)
+        if not self._parts:
+            self._input = None
         return part
 
 
@@ -141,12 +139,10 @@ def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> li
         elif args:
             calls.append((args[0], [name]))
 
-    handles = [layer.register_forward_hook(partial(watch, name)) for name, layer in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(watch, name)))
         model(input_ids=torch.ones((1, 2), dtype=torch.long, device=model.device), use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
     called = [name for _, group in calls for name in group]
     groups = [[name for name in group if called.count(name) == 1] for _, group in calls]
     grouped = {name for group in groups for name in group}
@@ -168,8 +164,7 @@ class JoinedLinear(nn.Module):
         if any(base.bias is not None for base in bases):
             biases = [update.inner.new_zeros(base.out_features) if base.bias is None else base.bias for base in bases]
             self.joined.bias = _frozen(biases)
-        self.none: Tensor
-        self.register_buffer("none", outers.new_full((), torch.nan))
+        self.none = outers.new_full((), torch.nan)
         self.shared = SharedProduct()
 
     def forward(self, hidden: Tensor) -> Sequence[Tensor]:

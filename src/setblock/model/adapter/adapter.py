@@ -123,11 +123,7 @@ class _AddedUpdate(torch.autograd.Function):
 def quiet_peft() -> Iterator[None]:
     """Silence PEFT's warnings about what it does automatically and users can't change."""
     with warnings.catch_warnings():
-        for message in (
-            "`is_gradient_checkpointing` is dep",
-            "fan_in_fan_out is set",
-            "The following (rank|alpha)_pattern",
-        ):
+        for message in ("`is_gradient_checkpointing` is dep", "fan_in_fan_out is set", "The following .*_pattern"):
             warnings.filterwarnings("ignore", message)
         yield
 

@@ -78,16 +78,12 @@ def adapter_facts(folder: Path, *, vocab_size: int) -> SBDFacts:
 def check_uno(source: Path, facts: SBDFacts | None) -> None:
     """Raise `SetBlockError` if the adapter of a checkpoint, in the folder `source`, is not one that SGLang takes."""
     facts = _of_block(facts)
-    wrong = [
-        name
-        for name, holds in (
-            ("training.noise uniform", facts.noise_vocab_size is not None),
-            ("training.block_attention causal", facts.causal_block),
-            ("training.logit_shift true", facts.logit_shift),
-        )
-        if not holds
-    ]
-    if wrong:
+    needed = {
+        "training.noise uniform": facts.noise_vocab_size is not None,
+        "training.block_attention causal": facts.causal_block,
+        "training.logit_shift true": facts.logit_shift,
+    }
+    if wrong := [name for name, holds in needed.items() if not holds]:
         raise SetBlockError(f"the adapter was not trained in UNO's form: it needs {', '.join(wrong)}")
     layers = _layers(read_lora(source)[1])
     attention = layers & {"q_proj", "k_proj", "v_proj"}

@@ -154,11 +154,10 @@ def _document_sdpa(
         lengths = [run.length for run, _ in own]
         # Splits and not slices: the gradient of a split is one concatenation
         queries, keys, values = (torch.split(each[number, None], lengths, dim=2) for each in (query, key, value))
-        clean: tuple[Sequence[Tensor], Sequence[Tensor]] = (keys, values)
+        clean = [keys, values]
         if kept is not None and layout.half == "noisy":
             of_clean = [run.length for run in row.clean]
-            first, second = (torch.split(each[number, None], of_clean, dim=2) for each in kept[module])
-            clean = (first, second)
+            clean = [torch.split(each[number, None], of_clean, dim=2) for each in kept[module]]
         outputs = []
         for (run, has_mask), q, k, v in zip(own, queries, keys, values, strict=True):
             if run.document is None:

@@ -66,9 +66,8 @@ def metadata_of(source: str | Path) -> Metadata:
 
 def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDFacts | None:
     """Return the SBD facts that a file holds, or None. Raise `SetBlockError` if there are some, but not valid ones."""
-    if (recorded := _json(metadata, FACTS_KEY, source)) is None:
-        return None
-    return facts_from_json(recorded, vocab_size=vocab_size, where=f"{source}: {FACTS_KEY}")
+    where, recorded = f"{source}: {FACTS_KEY}", _json(metadata, FACTS_KEY, source)
+    return None if recorded is None else facts_from_json(recorded, vocab_size=vocab_size, where=where)
 
 
 def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from setblock.model.protocol.draft_text import DraftText
@@ -187,17 +188,8 @@ class Feed:
 
     def padded(self) -> "Feed":
         """Return the same pass with one more column of padding."""
-
-        def wider(part: Tensor, fill: int) -> Tensor:
-            return torch.nn.functional.pad(part, (0, 1), value=fill)
-
-        return replace(
-            self,
-            plan=replace(self.plan, is_full=False, sees_all=False),
-            tokens=wider(self.tokens, 0),
-            positions=wider(self.positions, 0),
-            is_real=wider(self.is_real, False),
-        )
+        wider = {name: pad(getattr(self, name), (0, 1)) for name in ("tokens", "positions", "is_real")}
+        return replace(self, plan=replace(self.plan, is_full=False, sees_all=False), **wider)
 
     def spread(self, values: Tensor) -> Tensor:
         """Return [A, m, ...], with zeros where nothing is wanted, from values [M, ...] of the M wanted outputs, row by row."""
@@ -207,7 +199,6 @@ class Feed:
 
 
 Function = Callable[..., Any]
-
 
 Compile = Callable[[Function], Function]
 """Give a function that does the same with tensors of few, fixed shapes, and faster."""
@@ -225,27 +216,14 @@ class Runner(Protocol):
     before the end of what was committed, so it writes over what a block has left there.
     """
 
-    @property
-    def fuses_commit(self) -> bool:
-        """Return whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each
-        commit is a separate pass."""
-
-    @property
-    def pads(self) -> bool:
-        """Return whether a pass computes as many tokens for each row, padding included."""
-
-    @property
-    def branched(self) -> int:
-        """Return how many tokens a row may be fed in branches; 0 where they can't be run."""
-
-    @property
-    def fixed_keys(self) -> int | None:
-        """Return the positions of a row's cache, which every pass reads in full where passes should be of few sizes;
-        else None."""
-
-    @property
-    def compiled(self) -> Compile:
-        """Return what makes the functions between passes of few sizes fast; `as_it_is` where nothing does."""
+    # Whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each commit is a
+    # separate pass
+    fuses_commit: bool = True
+    pads: bool = False  # whether a pass computes as many tokens for each row, padding included
+    branched: int = 0  # how many tokens a row may be fed in branches; 0 where they can't be run
+    # The positions of a row's cache, which every pass reads in full where passes should be of few sizes; else None
+    fixed_keys: int | None = None
+    compiled: Compile = staticmethod(as_it_is)  # what makes the functions between passes of few sizes fast
 
     def logits(self, feed: Feed) -> Tensor:
         """Return f of eq. 9: float32 logits, which may be written to. They are [M, V] of the M wanted outputs, row by row; or
@@ -256,9 +234,7 @@ class PagedRunner(Runner, Protocol):
     """Run the passes of rows that come and go. Its cache is pages of positions, which rows may share where they begin
     alike."""
 
-    @property
-    def shares_pages(self) -> bool:
-        """Return whether a row may be given pages that another row has filled, instead of being fed what they hold."""
+    shares_pages: bool = True  # whether a row may be given pages that another row has filled, not fed what they hold
 
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
         """Say which rows the next pass's batch has; none, where there is none.
@@ -272,20 +248,12 @@ class PagedRunner(Runner, Protocol):
 class LanguageModel(Protocol):
     """Define a model that decoding can drive."""
 
+    tokenizer: PreTrainedTokenizerBase
+    # What its training fixed; None where it was never trained for blocks. It then decodes by `ntp`, and by `exact` with
+    # copied drafts
+    facts: SBDFacts | None
+    end_of_text_ids: tuple[int, ...]  # ids that end an answer
     draft_text: DraftText | None  # what method `exact` copies drafts from, besides each request's own text, if anything
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the model's tokenizer."""
-
-    @property
-    def facts(self) -> SBDFacts | None:
-        """Return what the model's training fixed; None where it was never trained for blocks. It then decodes by `ntp`, and
-        by `exact` with copied drafts."""
-
-    @property
-    def end_of_text_ids(self) -> Sequence[int]:
-        """Return the ids that end an answer."""
 
     @property
     def vocab_size(self) -> int:

@@ -7,8 +7,8 @@ over them, so a noisy entry never outlives its block.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.protocol.runtime import Compile, Feed, Function, as_it_is, fixed_capacity
+from setblock.model.protocol.runtime import Feed, Function, Runner, fixed_capacity
 from setblock.model.weights import keep_bits
 
 _FEW, _FULL = 6, 16
@@ -58,33 +58,16 @@ class SelectOutputs:
 _HOOK = "_setblock_select_outputs"
 
 
-def keep_hook(model: PreTrainedModel) -> None:
-    """Put on the LM head the hook that `head_reads_only` uses, for good. Without it each pass puts one on and off, which
-    takes longer, and is a new compilation each time."""
+def _hook_of(model: PreTrainedModel) -> SelectOutputs:
+    """Return the hook of a model's head. It stays there: to put it on and off takes longer than a short pass should, and
+    would be a new compilation each time. It runs after those of what wraps the head: its weights are there when `take` is
+    called."""
     head = model.get_output_embeddings()
     if not hasattr(head, _HOOK):
-        hook = SelectOutputs()
-        head.register_forward_pre_hook(hook)
-        setattr(head, _HOOK, hook)
-
-
-@contextmanager
-def head_reads_only(model: PreTrainedModel, index: Tensor, *, take: Take | None = None) -> Iterator[None]:
-    """Show the LM head only the hidden states at `index` [M] of the flattened [B * T] sequence, for a while.
-
-    The hook runs after those of what wraps the head: its weights are there when `take` is called.
-    """
-    head = model.get_output_embeddings()
-    kept: SelectOutputs | None = getattr(head, _HOOK, None)
-    hook = SelectOutputs() if kept is None else kept
-    handle = head.register_forward_pre_hook(hook) if kept is None else None
-    hook.index, hook.take = index, take
-    try:
-        yield
-    finally:
-        hook.index = hook.take = None
-        if handle is not None:
-            handle.remove()
+        setattr(head, _HOOK, SelectOutputs())
+        head.register_forward_pre_hook(getattr(head, _HOOK))
+    hook: SelectOutputs = getattr(head, _HOOK)
+    return hook
 
 
 def logits_at(
@@ -118,7 +101,9 @@ def logits_at(
     if take is None:
         given = _FULL if _FEW < wanted < _FULL else filled(wanted)
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
-    with head_reads_only(model, index, take=take):
+    hook = _hook_of(model)
+    hook.index, hook.take = index, take
+    try:
         output = (model if wrapped is None else wrapped)(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -127,6 +112,8 @@ def logits_at(
             use_cache=cache is not None,
             **more,
         )
+    finally:
+        hook.index = hook.take = None
     logits: Tensor = output.logits[0]
     return logits[:wanted]
 
@@ -161,10 +148,9 @@ class CompiledModel:
         return self._functions[function]
 
 
-class PaddedRunner:
+class PaddedRunner(Runner):
     """See `setblock.model.protocol.runtime.Runner`."""
 
-    fuses_commit = True
     pads = True
 
     def __init__(
@@ -187,11 +173,11 @@ class PaddedRunner:
         capacity = capacity + branched if compiled is None else fixed_capacity(capacity)
         capacity = self._attention.whole_chunks(capacity)
         self.fixed_keys = None if compiled is None else capacity
-        self.compiled: Compile = as_it_is if compiled is None else compiled.function
+        if compiled is not None:
+            self.compiled = compiled.function
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(model, most=most, device=device)
-        keep_hook(model)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
 
     def logits(self, feed: Feed) -> Tensor:
@@ -255,7 +241,8 @@ class SlotCache(Cache):
     """
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
-        super().__init__(layers=[SlotLayer(batch=batch, capacity=capacity) for _ in range(layers)])
+        # One slot more, where padding is written
+        super().__init__(layers=[SlotLayer(batch=batch, slots=capacity + 1) for _ in range(layers)])
         self.batch, self.capacity = batch, capacity
         self._everyone: Tensor | None = None
 
@@ -275,24 +262,21 @@ class SlotCache(Cache):
 
 
 class FixedLayer(CacheLayerMixin):
-    """Hold one layer of a cache that is allocated once, of which a pass reads the first `visible` slots. Positions are always
-    given to the model, so it never needs the layer's sizes to number tokens."""
+    """Hold one layer [batch, H, slots, D] of a cache that is allocated once, of which a pass reads the first `visible` slots.
+    Positions are always given to the model, so it never needs the layer's sizes to number tokens."""
 
     is_sliding = False
 
-    def __init__(self, *, capacity: int, visible: int = 0) -> None:
+    def __init__(self, *, batch: int, slots: int, visible: int = 0) -> None:
         super().__init__()
-        self.capacity, self.visible = capacity, visible
+        self.batch, self.capacity, self.visible = batch, slots, visible
         self.written: Tensor | None = None
-
-    def shape(self, heads: int, size: int) -> tuple[int, ...]:
-        """Return the shape of the keys, and of the values."""
-        raise NotImplementedError
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the slots for states like [..., H, Q, D]."""
         self.keys, self.values = (
-            each.new_zeros(self.shape(each.shape[1], each.shape[3])) for each in (key_states, value_states)
+            each.new_zeros((self.batch, each.shape[1], self.capacity, each.shape[3]))
+            for each in (key_states, value_states)
         )
         self.is_initialized = True
 
@@ -312,15 +296,8 @@ class FixedLayer(CacheLayerMixin):
 class SlotLayer(FixedLayer):
     """Hold one layer of a `SlotCache`."""
 
-    def __init__(self, *, batch: int, capacity: int) -> None:
-        super().__init__(capacity=capacity)
-        self.batch = batch
-        self.rows: Tensor | None = None
-        self.slots: Tensor | None = None
-
-    def shape(self, heads: int, size: int) -> tuple[int, ...]:
-        """Return the shape of all slots, and of one more where padding is written."""
-        return self.batch, heads, self.capacity + 1, size
+    rows: Tensor | None = None
+    slots: Tensor | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [A, H, Q, D] states to their slots; return the visible slots [A, H, visible, D] of the same rows."""

@@ -18,20 +18,13 @@ from setblock import devices
 from setblock.model.adapter.gate import block_only
 from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.attention.packed import Rectangle, packed_attention
-from setblock.model.protocol.runtime import Feed, as_it_is
+from setblock.model.protocol.runtime import Feed, PagedRunner
 from setblock.model.runners.forward import FixedLayer, logits_at
 from setblock.model.weights import keep_bits
 
 
-class PackedRunner:
+class PackedRunner(PagedRunner):
     """See `setblock.model.protocol.runtime.PagedRunner`."""
-
-    fuses_commit = True
-    pads = False
-    branched = 0
-    fixed_keys = None
-    compiled = staticmethod(as_it_is)
-    shares_pages = True
 
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
         layers = model.config.get_text_config().num_hidden_layers
@@ -145,7 +138,7 @@ class PagedCache(Cache):
     """
 
     def __init__(self, *, layers: int, slots: int) -> None:
-        super().__init__(layers=[PagedLayer(capacity=slots, visible=slots + 2) for _ in range(layers)])
+        super().__init__(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in range(layers)])
         self.empty_slot, self.spill_slot = slots, slots + 1
 
     def write_to(self, slots: Tensor) -> None:
@@ -155,17 +148,13 @@ class PagedCache(Cache):
 
 
 class PagedLayer(FixedLayer):
-    """Hold one layer of a `PagedCache`."""
-
-    def shape(self, heads: int, size: int) -> tuple[int, ...]:
-        """Return the shape of all slots."""
-        return self.visible, heads, size
+    """Hold one layer of a `PagedCache`: each slot is a row of one position, so that it is in one piece."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.written is not None
-        self.keys[self.written] = key_states[0].transpose(0, 1)
-        self.values[self.written] = value_states[0].transpose(0, 1)
-        return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
+        self.keys[self.written] = key_states.transpose(0, 2)
+        self.values[self.written] = value_states.transpose(0, 2)
+        return self.keys.transpose(0, 2), self.values.transpose(0, 2)
