@@ -89,28 +89,26 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
     documents = ((1, 2), (0,))  # of each row
     clean = max(sum(_START[document] for document in row) for row in documents)
     length, device = clean + _BLOCK * max(map(len, documents)), model.device
-    ids, positions, limits = (torch.zeros((2, length), dtype=torch.long, device=device) for _ in range(3))
-    document_ids = torch.full((2, length), PADDING, device=device)
+    every = torch.arange(length, device=device)
     # Padding is one block, so that no query is left without a key.
-    block_ids = torch.full((2, length), length, device=device)
-    block_ids[:, :clean] = CLEAN
-    limits[:, :clean] = length
+    ids, positions, limits, document_ids, block_ids = (
+        torch.full((2, length), value, device=device) for value in (0, 0, 0, PADDING, length)
+    )
+    block_ids[:, :clean], limits[:, :clean] = CLEAN, length
     rows: list[RowRuns] = []
-    places: list[tuple[int, slice, Tensor, str]] = []
+    places: list[tuple[int, Tensor, Tensor, str]] = []
     for number, row in enumerate(documents):
         at, behind = 0, clean
         for document in row:
-            start, end = _START[document], _START[document] + _BLOCK
-            causal, block = slice(at, at + start), slice(behind, behind + _BLOCK)
-            for here, first, last in ((causal, 0, start), (block, start, end)):
-                ids[number, here] = expected.rows[document][first:last]
-                positions[number, here] = torch.arange(first, last, device=device)
-                document_ids[number, here] = document
-            limits[number, causal] = positions[number, causal] + 1
-            limits[number, block], block_ids[number, block] = start, document
+            start = _START[document]
+            causal, block = every[at : at + start], every[behind : behind + _BLOCK]
+            here = torch.cat([causal, block])
+            ids[number, here], positions[number, here] = expected.rows[document], every[: start + _BLOCK]
+            limits[number, here] = (every[: start + _BLOCK] + 1).clamp(max=start)
+            document_ids[number, here], block_ids[number, block] = document, document
             places.append((number, causal, expected.causal[document][:start], "in a document of a packed row"))
             places.append((number, block, expected.block[document], "in a noisy block"))
-            at, behind = causal.stop, block.stop
+            at, behind = at + start, behind + _BLOCK
         rows.append(
             RowRuns(
                 (*(Run(_START[document], place) for place, document in enumerate(row)), *_padding(clean - at)),
@@ -131,9 +129,9 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
     else:
         form = mask_form(model, most=length, device=device)
         mask = form.mask(mask_mod_for, batch=2, queries=length, keys=length)
-    every = torch.arange(2 * length, device=device)
+    both = torch.arange(2 * length, device=device)
     with document_attention(model):
-        logits = logits_at(model, every, input_ids=ids, position_ids=positions, attention_mask=mask, **more)
+        logits = logits_at(model, both, input_ids=ids, position_ids=positions, attention_mask=mask, **more)
     for number, here, wanted, where in places:
         found = logits.view(2, length, -1)[number, here]
         _compare(found, wanted, f"under the training mask, it gives other logits {where}")
@@ -190,8 +188,8 @@ def _step(
     _compare(logits, torch.cat(wanted), f"it gives other logits {where}")
 
 
-def _plain(model: PreTrainedModel, row: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=row[None], use_cache=False).logits[0].float()
+def _plain(model: PreTrainedModel, row: Tensor, **more: Any) -> Tensor:
+    logits: Tensor = model(input_ids=row[None], use_cache=False, **more).logits[0].float()
     return logits
 
 
@@ -205,8 +203,7 @@ def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
         queries=len(row),
         keys=len(row),
     )
-    logits: Tensor = model(input_ids=row[None], position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
-    return logits.float()
+    return _plain(model, row, position_ids=positions, attention_mask=mask)
 
 
 def _compare(found: Tensor, wanted: Tensor, difference: str) -> None:

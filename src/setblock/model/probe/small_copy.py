@@ -5,10 +5,10 @@ Knows configs. Knows nothing of families: the value of a number, and whether wei
 
 import copy
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class Threshold:
 
     name: str  # its key
     value: int  # what it is; the least where the config has several of that name
-    paths: tuple[tuple[str, ...], ...]  # the keys that lead to each of them
 
 
 def small_copy(
@@ -67,30 +66,21 @@ def small_copy(
 
 def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Threshold]:
     """Return the thresholds in a config, whose small copy is `small`: numbers of tokens, which shape no weights."""
-    places: defaultdict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
-    for path, value in _numbers(vars(config.get_text_config())):
-        if value > SMALL_THRESHOLD and path[-1] not in _CONTEXT and not _NO_THRESHOLD.search(path[-1]):
-            places[path[-1]].append((path, value))
-    found = (
-        Threshold(name, min(value for _, value in there), tuple(path for path, _ in there))
-        for name, there in places.items()
-    )
-    return [each for each in found if _runs(small, each)]
+    least: dict[str, int] = {}
+    for holder, name in _numbers(vars(config.get_text_config())):
+        if holder[name] > SMALL_THRESHOLD and name not in _CONTEXT and not _NO_THRESHOLD.search(name):
+            least[name] = min(holder[name], least.get(name, holder[name]))
+    return [each for each in starmap(Threshold, least.items()) if _runs(small, each)]
 
 
 def with_low(
     small: PreTrainedModel, thresholds: Sequence[Threshold], *, value: int = SMALL_THRESHOLD
 ) -> PreTrainedModel:
     """Return the small copy again, with `thresholds` lowered to a `value` that a short text crosses."""
-    low = copy.deepcopy(small.config)
-    for *above, last in (path for each in thresholds for path in each.paths):
-        here: Any = low.get_text_config()
-        for key in above:
-            here = here[key] if isinstance(here, dict) else getattr(here, key)
-        if isinstance(here, dict):
-            here[last] = value
-        else:
-            setattr(here, last, value)
+    low, names = copy.deepcopy(small.config), {each.name for each in thresholds}
+    for holder, name in _numbers(vars(low.get_text_config())):
+        if name in names:
+            holder[name] = value
     lowered = _made(type(small), low).to(small.device)
     lowered.load_state_dict(small.state_dict())
     return lowered
@@ -182,15 +172,15 @@ def _narrowed(name: str, value: Any, factor: int) -> Any:
     return value // factor if value >= _WIDE and value % factor == 0 else value
 
 
-def _numbers(values: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the numbers in a config and in the dicts within it, each with the keys that lead to it."""
+def _numbers(values: dict[Any, Any]) -> Iterator[tuple[dict[str, int], str]]:
+    """Yield the numbers in a config and in the dicts within it: the dict that holds each, and its key."""
     for name, value in values.items():
         if not isinstance(name, str) or name.startswith("_") or _TOKEN.search(name) or "vocab" in name:
             continue
         if isinstance(value, dict):
-            yield from _numbers(value, (*path, name))
+            yield from _numbers(value)
         elif isinstance(value, int) and not isinstance(value, bool):
-            yield (*path, name), value
+            yield values, name
 
 
 def _runs(small: PreTrainedModel, threshold: Threshold) -> bool:
