@@ -213,7 +213,8 @@ class SBDModel:
             draft_text_of(texts, self)  # refuses what could not be loaded
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as temporary:
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
+            whole = Path(made)
             runs_in = self.model.dtype
             if state is None:
                 state = self.model.state_dict()
@@ -225,32 +226,33 @@ class SBDModel:
             state = {name: weight for name, weight in state.items() if name not in tied}  # made again from the others
             state = _with_own_tensors(state)
             expected = sums_of(state.items())
-            self.model.save_pretrained(temporary, state_dict=state)
-            refuse_loss(expected, stored_sums(Path(temporary)), folder)
-            self.tokenizer.save_pretrained(temporary)
-            _write_dtype(Path(temporary) / "config.json", runs_in)
+            self.model.save_pretrained(whole, state_dict=state)
+            refuse_loss(expected, stored_sums(whole), folder)
+            self.tokenizer.save_pretrained(whole)
+            config = json.loads((whole / "config.json").read_text()) | {"dtype": str(runs_in).removeprefix("torch.")}
+            (whole / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
             if self.facts is not None:  # the program of the bundled model is every checkpoint's
                 program = Path("custom_generate", "generate.py")
-                (Path(temporary) / program).parent.mkdir()
-                shutil.copyfile(ASSETS / "word-problems" / program, Path(temporary) / program)
+                (whole / program).parent.mkdir()
+                shutil.copyfile(ASSETS / "word-problems" / program, whole / program)
             if adapter is not None:
-                shutil.copytree(adapter, Path(temporary) / ADAPTER_FOLDER)
+                shutil.copytree(adapter, whole / ADAPTER_FOLDER)
                 if self.facts is not None and self.facts.noisy_adapter:
-                    (Path(temporary) / ADAPTER_FOLDER / FACTS_FILE).write_text(json.dumps(self.facts.to_json()) + "\n")
+                    (whole / ADAPTER_FOLDER / FACTS_FILE).write_text(json.dumps(self.facts.to_json()) + "\n")
             if texts:
                 lines = "".join(f"{json.dumps(text)}\n" for text in texts)
-                (Path(temporary) / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")
-            files = (path for path in Path(temporary).rglob("*") if path.is_file())
+                (whole / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")
+            files = (path for path in whole.rglob("*") if path.is_file())
             written = sorted(files, key=lambda path: path.name == "config.json")
             # An older checkpoint in the folder stops being one before any of its files changes.
             (folder / "config.json").unlink(missing_ok=True)
             old = {*folder.glob("*.safetensors*"), *folder.glob(DRAFT_TEXT_FILE)}
             for stale in old - {folder / path.name for path in written}:
                 stale.unlink()
-            readable = (Path(temporary) / "config.json").stat().st_mode
+            readable = (whole / "config.json").stat().st_mode
             for path in written:
                 path.chmod(readable)  # safetensors leaves its files to their owner alone
-                target = folder / path.relative_to(temporary)
+                target = folder / path.relative_to(whole)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
 
@@ -276,12 +278,6 @@ def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
         own[name] = weight.clone() if is_shared else weight
         seen.add(weight.data_ptr())
     return own
-
-
-def _write_dtype(path: Path, dtype: torch.dtype) -> None:
-    config = json.loads(path.read_text())
-    config["dtype"] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

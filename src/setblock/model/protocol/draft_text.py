@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,9 +139,7 @@ def _most_frequent(key: Tensor, following: Tensor, places: Tensor) -> tuple[Tens
     pair, group, count = torch.unique(key * _MULTIPLIER + following, return_inverse=True, return_counts=True)
     last = torch.zeros_like(pair).scatter_reduce_(0, group, places, "amax")
     of_pair = torch.empty_like(pair).scatter_(0, group, key)
-    order = last.argsort()
-    for values in (count, of_pair):  # stable: by key, then by count, then by place
-        order = order[values[order].argsort(stable=True)]
+    order = torch.from_numpy(np.lexsort((last, count, of_pair)))  # by key, then by count, then by place
     keys = of_pair[order]
     is_best = torch.ones_like(keys, dtype=torch.bool)
     is_best[:-1] = keys[1:] != keys[:-1]
