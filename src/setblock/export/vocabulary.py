@@ -47,9 +47,8 @@ def write_vocabulary(
     if model["type"] != "BPE":
         raise SetBlockError(f"a {model['type']} tokenizer can't be exported: only BPE tokenizers can")
     merges = [each if isinstance(each, list) else each.split(" ") for each in model["merges"]]
-    tokens = [tokenizer.convert_ids_to_tokens(number) for number in range(min(size, len(tokenizer)))]
-    tokens = [f"[PAD{number}]" if each is None else each for number, each in enumerate(tokens)]
-    tokens += [f"[PAD{number}]" for number in range(len(tokens), size)]
+    known = [tokenizer.convert_ids_to_tokens(number) for number in range(size)]
+    tokens = [f"[PAD{number}]" if token is None else token for number, token in enumerate(known)]
     if model.get("byte_fallback"):
         writer.add_tokenizer_model("llama")
         rank = {left + right: -float(place) for place, (left, right) in reversed([*enumerate(merges, start=1)])}

@@ -10,9 +10,11 @@ these rows of its output. All other rows are exactly the base model's. Hooks of 
     x Aᵀ diag(Bq; Bk; Bv)ᵀ            two, of the block's rows; zeros are less to read than products are to begin
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -130,23 +132,21 @@ def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> li
 
     A layer that a short pass calls not once, such as an expert, is alone.
     """
-    calls: list[tuple[Tensor, list[str]]] = []
+    calls: list[tuple[Tensor, str]] = []
 
     def watch(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         check_output(output, module)
-        if args and calls and calls[-1][0] is args[0]:
-            calls[-1][1].append(name)
-        elif args:
-            calls.append((args[0], [name]))
+        if args:
+            calls.append((args[0], name))
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(partial(watch, name)))
         model(input_ids=torch.ones((1, 2), dtype=torch.long, device=model.device), use_cache=False)
-    called = [name for _, group in calls for name in group]
-    groups = [[name for name in group if called.count(name) == 1] for _, group in calls]
-    grouped = {name for group in groups for name in group}
-    return [*filter(None, groups), *([name] for name in layers if name not in grouped)]
+    times = Counter(name for _, name in calls)
+    groups = groupby(calls, key=lambda call: id(call[0]))
+    together = [[name for _, name in group if times[name] == 1] for _, group in groups]
+    return [*filter(None, together), *([name] for name in layers if times[name] != 1)]
 
 
 class JoinedLinear(nn.Module):
