@@ -35,8 +35,7 @@ def write_vocabulary(
     writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, *, size: int, mask_token_id: int | None
 ) -> None:
     """Write the vocabulary of `size` V, the special tokens and the chat template, and the tokenizer itself for setblock. Ids
-    beyond the tokenizer's become tokens that nothing uses. Raise `SetBlockError` if llama.cpp has no tokenizer like this
-    one."""
+    beyond the tokenizer's become tokens that nothing uses. Raise `SetBlockError` if llama.cpp has no such tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise SetBlockError(

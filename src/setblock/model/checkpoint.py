@@ -90,8 +90,7 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
-    """Copy a checkpoint into a new or empty folder, which appears once it is whole, or raise `SetBlockError` if it can't be
-    written."""
+    """Copy a checkpoint into a new or empty folder, which appears once it is whole. Raise `SetBlockError` if that fails."""
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder) as whole:

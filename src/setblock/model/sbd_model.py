@@ -82,8 +82,7 @@ class SBDModel:
 
     @property
     def context_length(self) -> int | None:
-        """Return the largest number of positions for which the model is correct, or None where neither its config nor its
-        attention plan sets a limit."""
+        """Return the most positions for which the model is right; None where its config and attention plan have no limit."""
         config, plan = self.model.config.get_text_config(), planned(self.model)
         own = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
         return min([int(each) for each in (own, plan and plan.context) if each], default=None)
@@ -267,10 +266,7 @@ class SBDModel:
 
 
 def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state with a copy of each tensor that is another's too.
-
-    Transformers saves a tensor that has two names once.
-    """
+    """Return the state with a copy of each tensor that is another's too: Transformers saves such a tensor once."""
     seen: set[int] = set()
     own = {}
     for name, weight in state.items():

@@ -208,8 +208,7 @@ def prepacking_pays(model: PreTrainedModel) -> bool:
 
 
 def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
-    """Return the share of the matrices that no linear layer has. Embeddings are not counted: a pass reads a few rows of
-    them."""
+    """Return the share of the matrices that no linear layer has. Embeddings don't count: a pass reads few of their rows."""
     laid_out = {linear.weight for linear in linears}
     looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     left = sum(weight.numel() for weight in {*model.parameters()} - laid_out - looked_up if weight.ndim > 1)

@@ -41,8 +41,7 @@ class SharedProduct:
         self._parts: dict[int, Tensor] = {}
 
     def part(self, index: int, hidden: Tensor, product: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        """Return what one layer makes of the input [..., D] that it is called with. `product` gives all layers' parts [...,
-        size]."""
+        """Return what one layer makes of its input [..., D]. `product` gives all layers' parts [..., size]."""
         if self._input is not hidden or index not in self._parts:
             self._input, self._parts = hidden, dict(enumerate(product(hidden)))
         part = self._parts.pop(index)
@@ -127,11 +126,8 @@ def _with_trained_row(token: int, base: Any, args: tuple[Tensor, ...], output: T
 
 @torch.inference_mode()
 def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> list[list[str]]:
-    """Return the names of `layers`, in groups that are called one behind the other with one tensor. Each is in one
-    group. Raise `SetBlockError` if one gives something else than a tensor.
-
-    A layer that a short pass calls not once, such as an expert, is alone.
-    """
+    """Return the names of `layers`, in groups that are called one behind the other with one tensor. Raise `SetBlockError` if
+    one gives something else than a tensor. A layer that a short pass calls not once, such as an expert, is alone."""
     calls: list[tuple[Tensor, str]] = []
 
     def watch(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

@@ -79,8 +79,7 @@ def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
 def mask_form(
     model: PreTrainedModel, *, most: int, device: torch.device, implementation: str | None = None
 ) -> MaskForm:
-    """Return the form of a model's masks up to `most` rows, queries or keys, for the attention implementation that is named, or
-    else the model's."""
+    """Return the form of a model's masks up to `most` rows, queries or keys; by default for the model's implementation."""
     config = model.config.get_text_config()
     index = torch.arange(most, device=device)
     return MaskForm(layer_windows(config), implementation or config._attn_implementation, model.dtype, index)

@@ -37,8 +37,7 @@ class Run(NamedTuple):
 
 
 class RowRuns(NamedTuple):
-    """Hold the runs of a row, in order: first the clean ones, documents by number and then padding, then the noisy
-    ones."""
+    """Hold the runs of a row, in order: the clean ones, documents by number and then padding; then the noisy ones."""
 
     clean: tuple[Run, ...]
     noisy: tuple[Run, ...] = ()

@@ -94,8 +94,7 @@ number of rows that it meets first, which takes a fifth as long as the product. 
 
 
 class GroupedAttention:
-    """Call the attention above in a model's passes, if its plan allows it. A model and its config take long to ask, so each
-    runner asks once."""
+    """Call the attention above in a model's passes, if its plan allows it. A config takes long to ask: this asks once."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.config, self.dtype = model.config.get_text_config(), model.dtype  # of the text model

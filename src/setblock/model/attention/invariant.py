@@ -41,9 +41,7 @@ def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
 ) -> Tensor:
     """Return masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one
-    half-precision type.
-
-    A row that may see nothing is not allowed.
+    half-precision type. No row may see nothing.
 
     Args:
         mask: [B, 1, R, K], bool where each query may see a key, or what is added to its score; None where it sees all. More

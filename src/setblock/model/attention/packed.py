@@ -95,10 +95,8 @@ def packed_attention(
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers calls it: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D].
-
-    Returns [1, N, H, D].
-    """
+    """Attend as Transformers calls it: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D]. Returns
+    [1, N, H, D]."""
     layout = _LAYOUT.get()
     base: Callable[..., tuple[Tensor, Any]]
     if layout.implementation == "eager":  # each model's own, next to its attention layer

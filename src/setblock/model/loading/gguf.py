@@ -31,8 +31,7 @@ Metadata = Callable[[str], str | None]
 
 
 def pretrained_arguments(source: str) -> dict[str, str]:
-    """Return the arguments by which Transformers' `from_pretrained` finds what `source` names: a folder, a hub id or a
-    GGUF file."""
+    """Return the arguments by which Transformers' `from_pretrained` finds a folder, a hub id or a GGUF file."""
     if not is_gguf(source):
         return {"pretrained_model_name_or_path": source}
     path = Path(source)

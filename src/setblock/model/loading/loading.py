@@ -190,8 +190,7 @@ def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
 
 
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Load the config and the tokenizer of a checkpoint, without its weights, or raise `SetBlockError` if the model does not
-    exist, or one of its files is damaged."""
+    """Load the config and the tokenizer of a checkpoint. Raise `SetBlockError` if one does not exist, or is damaged."""
     source = resolved(str(path))
     check_source(source)
     return _config_of(source, False), _tokenizer_of(source, False, metadata_of(source) if is_gguf(source) else None)
@@ -222,8 +221,7 @@ _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.jso
 def _reading(source: str, part: str) -> Iterator[None]:
     """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`.
 
-    On such files it raises anything, from KeyError to ZeroDivisionError, hence the width of the net; only calls
-    to Transformers belongs inside.
+    It raises anything there, from KeyError to ZeroDivisionError, so only calls to Transformers belong inside.
     """
     try:
         yield

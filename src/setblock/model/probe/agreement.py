@@ -84,8 +84,7 @@ def check_decoding(runner: Runner, expected: Expected) -> None:
 
 
 def check_training(model: PreTrainedModel, expected: Expected) -> None:
-    """Check two rows with three documents, the blocks behind them, and padding. Raise `DisagreementError` as
-    `check_decoding`."""
+    """Check two rows with three documents, their blocks and padding. Raise `DisagreementError` as `check_decoding`."""
     documents = ((1, 2), (0,))  # of each row
     clean = max(sum(_START[document] for document in row) for row in documents)
     length, device = clean + _BLOCK * max(map(len, documents)), model.device

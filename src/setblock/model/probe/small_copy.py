@@ -99,8 +99,7 @@ def _made(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedMo
 
 @torch.no_grad()
 def _draw_weights(model: PreTrainedModel) -> None:
-    """Draw matrices large enough that tokens look at each other, and so a wrong mask shows. Norms and biases stay as
-    they are."""
+    """Draw matrices so large that tokens look at each other, and a wrong mask shows. Norms and biases stay as they are."""
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -184,8 +183,7 @@ def _numbers(values: dict[Any, Any]) -> Iterator[tuple[dict[str, int], str]]:
 
 
 def _runs(small: PreTrainedModel, threshold: Threshold) -> bool:
-    """Return whether there is such a small copy with a threshold lowered. A number that shapes weights, or does not fit the
-    others any more, was none."""
+    """Return whether the small copy runs with a threshold lowered. A number that shapes weights, or must fit, was none."""
     try:
         run_text(with_low(small, [threshold]))
     except Exception:  # of Transformers, as above

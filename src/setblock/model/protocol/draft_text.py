@@ -65,8 +65,7 @@ class DraftText(NamedTuple):
 
 
 def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
-    """Return texts of token ids with their index, on the CPU, or raise `SetBlockError` if they have fewer than
-    `LONGEST_MATCH` + 1 tokens."""
+    """Return texts of token ids with their index, on the CPU. Raise `SetBlockError` for up to `LONGEST_MATCH` tokens."""
     token_ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
     if len(token_ids) <= LONGEST_MATCH:
         raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
@@ -98,8 +97,7 @@ def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
 
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the texts of a JSON Lines file, which may be packed by gzip (`.gz`). A line is a text, or has it in `text` or
-    `completion`, or has `messages`, of which the assistant's count. Raise `SetBlockError` if the file can't be read, or a line
-    has none of these."""
+    `completion`, or has `messages`, of which the assistant's count. Raise `SetBlockError` if the file, or a line, is none."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8-sig")

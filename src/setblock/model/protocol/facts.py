@@ -79,8 +79,7 @@ class SBDFacts:
 
     @property
     def special_form(self) -> str | None:
-        """Return what of the blocks is as in UNO (arXiv 2609.04010) and not as in the paper, for messages; None where
-        nothing is."""
+        """Return what of the blocks is as in UNO (arXiv 2609.04010), not as in the paper, for messages; else None."""
         parts = ["uniform noise"] * (self.mask_token_id is None) + ["causal blocks"] * self.causal_block
         return " and ".join(parts) or None
 

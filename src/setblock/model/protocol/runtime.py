@@ -22,8 +22,7 @@ or nearly so: 1.2 times as fast as a prompt of 2,048 tokens at once, whose mask 
 
 
 def fixed_capacity(needed: int) -> int:
-    """Return the positions to allocate for `needed`: few values for requests of many lengths, so that compiled code is used
-    again."""
+    """Return the positions to allocate for `needed`: few values for many lengths, so that compiled code is used again."""
     return max(256, 1 << (needed - 1).bit_length())
 
 
@@ -108,8 +107,7 @@ class PassPlan:
         return whole if self.has_all else whole[self.rows]
 
     def put(self, part: Tensor, whole: Tensor | None = None) -> Tensor:
-        """Return [B, ...] with `part` [A, ...] in its rows, and elsewhere `whole` [B, ...], which may be written to, or
-        zeros."""
+        """Return [B, ...] with `part` [A, ...] in its rows; elsewhere `whole` [B, ...], which may be written to, or 0."""
         if self.has_all:
             return part
         if whole is None:
@@ -120,8 +118,7 @@ class PassPlan:
 
 @dataclass(frozen=True)
 class Feed:
-    """Hold the inputs of a pass: A rows that take part, Q tokens at most of a row, m = w + `PassPlan.checked` outputs of
-    each.
+    """Hold the inputs of a pass: A rows that take part, Q tokens at most and m = w + `PassPlan.checked` outputs of each.
 
     A pass that checks a draft can be fed *branches*, too: future blocks like the row's own, each of which begins at a place of
     the draft and sees what is before it. If the draft is wrong there, the branch has given the next draft already. There are n
@@ -231,8 +228,7 @@ class Runner(Protocol):
 
 
 class PagedRunner(Runner, Protocol):
-    """Run the passes of rows that come and go. Its cache is pages of positions, which rows may share where they begin
-    alike."""
+    """Run the passes of rows that come and go. Its cache is pages of positions, which rows that begin alike may share."""
 
     shares_pages: bool = True  # whether a row may be given pages that another row has filled, not fed what they hold
 

@@ -59,9 +59,8 @@ _HOOK = "_setblock_select_outputs"
 
 
 def _hook_of(model: PreTrainedModel) -> SelectOutputs:
-    """Return the hook of a model's head. It stays there: to put it on and off takes longer than a short pass should, and
-    would be a new compilation each time. It runs after those of what wraps the head: its weights are there when `take` is
-    called."""
+    """Return the hook of a model's head. It stays there: each pass would have to be compiled anew with another one. It runs
+    after those of what wraps the head: its weights are there when `take` is called."""
     head = model.get_output_embeddings()
     if not hasattr(head, _HOOK):
         setattr(head, _HOOK, SelectOutputs())
@@ -139,8 +138,7 @@ class CompiledModel:
         self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
 
     def function(self, function: Function, /) -> Function:
-        """Return what runs between passes, compiled as one graph in the same way; see
-        `setblock.model.protocol.runtime.Compile`."""
+        """Return what runs between passes, compiled as one graph; see `setblock.model.protocol.runtime.Compile`."""
         if function not in self._functions:
             limits = _limits()  # without them, one graph or none would mean an error at the 9th shape
             compiled = torch.compile(function, backend=self._backend, fullgraph=bool(limits), dynamic=False, **limits)
