@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import mode
 from typing import Literal
@@ -30,6 +31,7 @@ from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 
+@dataclass(eq=False, repr=False)
 class SBDModel:
     """Hold a model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
 
@@ -49,24 +51,19 @@ class SBDModel:
         SetBlockError: its facts name such an adapter, but it was loaded without one.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        facts: SBDFacts | None = None,
-        quantization: Quantization | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.facts = facts
-        self.quantization = quantization
-        self.end_of_text_ids = _end_of_text_ids(model, tokenizer)
-        self.num_parameters = model.num_parameters()
-        self.draft_text: DraftText | None = None
-        self.compiled: CompiledModel | None = None
-        self.gate = gate_of(model)
-        if self.gate is None and facts is not None and facts.noisy_adapter:
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    _: KW_ONLY
+    facts: SBDFacts | None = None
+    quantization: Quantization | None = None
+    draft_text: DraftText | None = field(default=None, init=False)
+    compiled: CompiledModel | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.end_of_text_ids = _end_of_text_ids(self.model, self.tokenizer)
+        self.num_parameters = self.model.num_parameters()
+        self.gate = gate_of(self.model)
+        if self.gate is None and self.facts is not None and self.facts.noisy_adapter:
             raise SetBlockError("the model was loaded without its adapter: load it with setblock.load")
 
     @property
