@@ -77,7 +77,7 @@ class Layout:
 
 
 def document_masks(
-    config: PretrainedConfig, layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
+    layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
 ) -> AttentionMask:
     """Return the masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
 
@@ -99,7 +99,7 @@ def document_masks(
                     masks.append(mask_mod(b, head, q[:, None], k[None]).flatten())
         return torch.cat(masks)[None, None, None]
 
-    return by_layer_type(layer_windows(config), realise)
+    return by_layer_type(layer_windows(layout.config), realise)
 
 
 def attends_runs(model: PreTrainedModel) -> bool:

@@ -118,8 +118,7 @@ def load(
     usual = None  # Transformers' choice, which is best, but SDPA has no soft-capping of scores
     if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
         usual = "flex_attention" if torch.cuda.is_available() else "eager"
-    in_four_bits = {"quantization_config": four_bits(), "device_map": {"": device}} if quantization == "nf4" else {}
-    unread = {"device_map": {"": device}} if str(device) == "meta" else {}
+    in_four_bits = {"quantization_config": four_bits()} if quantization == "nf4" else {}
     _STEPS.info("reading the weights of %s", path)
     with _reading(source, "its weights"):
         model, report = _auto_class(config).from_pretrained(
@@ -130,8 +129,8 @@ def load(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
+            device_map={"": device} if in_four_bits or str(device) == "meta" else None,
             **in_four_bits,
-            **unread,
         )
     _check_weights(source, report)
     if metadata is not None:  # Transformers reads nothing of ours

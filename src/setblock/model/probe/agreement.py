@@ -120,11 +120,10 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
             position_ids=positions, document_ids=document_ids, block_ids=block_ids, limits=limits, window=window
         )
 
-    config = model.config.get_text_config()
     more: dict[str, Any] = {}
     if attends_runs(model):
-        more["layout"] = Layout(config, rows)
-        mask = document_masks(config, more["layout"], mask_mod_for, device=device)
+        more["layout"] = Layout(model.config.get_text_config(), rows)
+        mask = document_masks(more["layout"], mask_mod_for, device=device)
     else:
         form = mask_form(model, most=length, device=device)
         mask = form.mask(mask_mod_for, batch=2, queries=length, keys=length)

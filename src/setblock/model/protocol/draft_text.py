@@ -39,8 +39,6 @@ class DraftText(NamedTuple):
 
     def to(self, device: torch.device) -> "DraftText":
         """Return the same on a device."""
-        if self.token_ids.device == device:
-            return self
         keys, places = (tuple(each.to(device) for each in column) for column in (self.keys, self.places))
         return DraftText(self.token_ids.to(device), keys, places)
 

@@ -62,14 +62,14 @@ def training_logits(
         clean_keys: the clean half's keys and values. A pass over that half fills them; one over the noisy half reads them.
         take: see `logits_at`.
     """
-    config, length = model.config.get_text_config(), inputs.input_ids.shape[1]
+    length = inputs.input_ids.shape[1]
     first, end = inputs.columns(half)
-    layout = Layout(config, inputs.rows, half=half, clean_keys=clean_keys)
+    layout = Layout(model.config.get_text_config(), inputs.rows, half=half, clean_keys=clean_keys)
     plan = plan_of(model)
     more: dict[str, Any] = {"layout": layout}
     if attends_runs(model):
         _refuse_large_mask(model, inputs, sum(layout.mask_sizes))
-        mask = document_masks(config, layout, partial(_train_mask, inputs), device=inputs.input_ids.device)
+        mask = document_masks(layout, partial(_train_mask, inputs), device=inputs.input_ids.device)
     else:
         mask = _mask(model, inputs, plan.implementation, first=first, end=end)
         more = more if plan.by_document and clean_keys is not None else {}
