@@ -9,7 +9,7 @@ so, with its soft-capping and whatever else is its own.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class _Layout:
     rectangles: Sequence[Rectangle]
     cells: Tensor
     attention: GroupedAttention
-    implementation: str
+    name: str  # Transformers' name of the function that attends a rectangle
     for_groups: bool  # whether masks have each query for each head of a group
     rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of each rectangle's tokens or slots, all heads
 
@@ -83,7 +83,8 @@ def packed_attention(
             masks.append(pad(mask.flatten(), (0, -mask.numel() % _ALIGNED)))
         return torch.cat(masks)[None, None, None]
 
-    reset = _LAYOUT.set(_Layout(rectangles, cells, attention, implementation, for_groups))
+    name = attention.name if implementation == "sdpa" else implementation
+    reset = _LAYOUT.set(_Layout(rectangles, cells, attention, name, for_groups))
     try:
         mask = by_layer_type(form.windows, flat)
         with attention_by(_NAME, config):
@@ -98,12 +99,8 @@ def _attend(
     """Attend as Transformers calls it: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D]. Returns
     [1, N, H, D]."""
     layout = _LAYOUT.get()
-    base: Callable[..., tuple[Tensor, Any]]
-    if layout.implementation == "eager":  # each model's own, next to its attention layer
-        base = sys.modules[type(module).__module__].eager_attention_forward
-    else:
-        name = layout.attention.name if layout.implementation == "sdpa" else layout.implementation
-        base = ALL_ATTENTION_FUNCTIONS[name]
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)  # each model has its own
+    base = ALL_ATTENTION_FUNCTIONS.get_interface(layout.name, eager)
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
     attended, masks = [], attention_mask.flatten()
     mask_rows = layout.attention.mask_rows if layout.for_groups else int

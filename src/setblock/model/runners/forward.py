@@ -42,9 +42,8 @@ class SelectOutputs:
     still happen.
     """
 
-    def __init__(self) -> None:
-        self.index: Tensor | None = None
-        self.take: Take | None = None
+    index: Tensor | None = None
+    take: Take | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Replace the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
@@ -129,8 +128,7 @@ def _limits() -> dict[str, Any]:
 
 
 class CompiledModel:
-    """Run a model and what is between its passes compiled: a new shape compiles for seconds to a minute, and a known one
-    never does."""
+    """Run a model and what is between its passes compiled. A new shape compiles for seconds to a minute, a known one never."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
         self._backend, self._functions = backend, dict[Function, Function]()
@@ -167,12 +165,11 @@ class PaddedRunner(Runner):
         config, device = model.config.get_text_config(), model.device
         self._attention = GroupedAttention(model)
         keep_bits(model)
-        self.branched = branched if compiled is None else 0
-        capacity = capacity + branched if compiled is None else fixed_capacity(capacity)
-        capacity = self._attention.whole_chunks(capacity)
-        self.fixed_keys = None if compiled is None else capacity
-        if compiled is not None:
-            self.compiled = compiled.function
+        if compiled is None:
+            self.branched, capacity = branched, self._attention.whole_chunks(capacity + branched)
+        else:
+            capacity = self._attention.whole_chunks(fixed_capacity(capacity))
+            self.fixed_keys, self.compiled = capacity, compiled.function
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(model, most=most, device=device)
