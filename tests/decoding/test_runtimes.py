@@ -27,7 +27,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.runtime import Feed, LanguageModel, as_it_is
+from setblock.model.protocol.runtime import Feed, LanguageModel, PagedRunner
 
 MASK = 1
 
@@ -74,14 +74,8 @@ class NaiveModel:
         return made
 
 
-class NaiveRunner:
+class NaiveRunner(PagedRunner):
     """Keeps the tokens of each position in a slot, and computes everything anew from them in each pass."""
-
-    pads = False
-    branched = 0
-    fixed_keys = None
-    compiled = staticmethod(as_it_is)
-    shares_pages = True
 
     def __init__(self, model: NaiveModel, *, slots: int, page_tokens: int, pages: Sequence[Sequence[int]]) -> None:
         self.fuses_commit = model.fuses_commit

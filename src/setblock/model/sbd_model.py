@@ -38,8 +38,7 @@ class SBDModel:
     Attributes:
         model: the causal LM, unchanged.
         tokenizer: its tokenizer.
-        facts: its SBD facts, or None if it was never prepared for SBD. It then decodes by `ntp`, and by `exact`
-            with copied drafts, and is trainable.
+        facts: its SBD facts, or None if it was never prepared for SBD.
         quantization: how its weights are stored, if they are quantised. The model then cannot be trained or saved.
         end_of_text_ids: ids that end an answer.
         draft_text: texts that method `exact` copies drafts from, besides each request's own (`draft_text_of`); None at first.

@@ -160,7 +160,7 @@ class JoinedLinear(nn.Module):
         if any(base.bias is not None for base in bases):
             biases = [update.inner.new_zeros(base.out_features) if base.bias is None else base.bias for base in bases]
             self.joined.bias = _frozen(biases)
-        self.none = outers.new_full((), torch.nan)
+        self.none: Tensor = outers.new_full((), torch.nan)
         self.shared = SharedProduct()
 
     def forward(self, hidden: Tensor) -> Sequence[Tensor]:

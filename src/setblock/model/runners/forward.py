@@ -261,11 +261,11 @@ class FixedLayer(CacheLayerMixin):
     Positions are always given to the model, so it never needs the layer's sizes to number tokens."""
 
     is_sliding = False
+    written: Tensor  # where the next pass writes, as its cache says
 
     def __init__(self, *, batch: int, slots: int, visible: int = 0) -> None:
         super().__init__()
         self.batch, self.capacity, self.visible = batch, slots, visible
-        self.written: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the slots for states like [..., H, Q, D]."""
@@ -291,14 +291,13 @@ class FixedLayer(CacheLayerMixin):
 class SlotLayer(FixedLayer):
     """Hold one layer of a `SlotCache`."""
 
-    rows: Tensor | None = None
-    slots: Tensor | None = None
+    rows: Tensor | None
+    slots: Tensor
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [A, H, Q, D] states to their slots; return the visible slots [A, H, visible, D] of the same rows."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.slots is not None
         if self.batch == 1:
             self.keys.index_copy_(2, self.slots[0], key_states)
             self.values.index_copy_(2, self.slots[0], value_states)

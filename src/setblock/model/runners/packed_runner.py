@@ -154,7 +154,6 @@ class PagedLayer(FixedLayer):
         """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.written is not None
         self.keys[self.written] = key_states.transpose(0, 2)
         self.values[self.written] = value_states.transpose(0, 2)
         return self.keys.transpose(0, 2), self.values.transpose(0, 2)
