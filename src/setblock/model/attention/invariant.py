@@ -109,14 +109,9 @@ def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
         bias = added(sees).to(dtype)[None, None]
         with torch.inference_mode():
             together = scaled_dot_product_attention(query, key, value, bias)
-            apart = [
-                scaled_dot_product_attention(each, key[:, :, :seen], value[:, :, :seen], of_each[..., :seen])
-                for each, of_each, seen in zip(
-                    torch.split(query, ROWS, dim=2),
-                    torch.split(bias, ROWS, dim=2),
-                    range(CHUNK, keys + 1, CHUNK),
-                    strict=True,
-                )
-            ]
+            apart = []
+            for start, seen in zip(range(0, rows, ROWS), range(CHUNK, keys + 1, CHUNK), strict=True):
+                each, of_each = query[:, :, start : start + ROWS], bias[:, :, start : start + ROWS, :seen]
+                apart.append(scaled_dot_product_attention(each, key[:, :, :seen], value[:, :, :seen], of_each))
             _KEEPS_BITS[dtype, size] = torch.equal(torch.cat(apart, dim=2), together)
     return _KEEPS_BITS[dtype, size]

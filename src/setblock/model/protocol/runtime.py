@@ -159,10 +159,9 @@ class Feed:
     @property
     def limits(self) -> Tensor:
         """Return [A, Q] int64, the first slot that each token must not see; a branch sees its own besides (`branch_slots`)."""
-        if self.plan.causal_block:
-            limits = self.positions + 1
-        else:
-            limits = torch.where(self.in_block, self.plan.ends[:, None], self.positions + 1)
+        limits = self.positions + 1
+        if not self.plan.causal_block:
+            limits = torch.where(self.in_block, self.plan.ends[:, None], limits)
         if self.branch_starts is not None:
             limits[:, self.plan.queries :] = self.branch_starts.repeat_interleave(self.plan.branch_size, dim=1)
         return limits
