@@ -4,10 +4,9 @@ Knows rows. Knows nothing of masks: it records which document each token belongs
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -73,25 +72,21 @@ class Row:
     document_ids: np.ndarray
 
 
-Item = TypeVar("Item")
-
-
-def fill(items: Iterable[Item], *, size: Callable[[Item], int], row_length: int) -> Iterator[list[Item]]:
-    """Yield what goes into each row: every item into the first of the open rows that has room for it.
+def fill(sizes: Iterable[int], *, row_length: int) -> Iterator[list[int]]:
+    """Yield the numbers of what goes into each row: each item into the first of the open rows that has room for its size.
 
     Rows come in the order in which they were opened, each as soon as it is closed. No item may be larger than a row.
     """
-    rows: deque[list[Item]] = deque()
+    rows: deque[list[int]] = deque()
     room: deque[int] = deque()
-    for item in items:
-        needed = size(item)
-        assert needed <= row_length
-        row = next((r for r, free in enumerate(room) if free >= needed), len(room))
+    for number, size in enumerate(sizes):
+        assert size <= row_length
+        row = next((r for r, free in enumerate(room) if free >= size), len(room))
         if row == len(room):
             rows.append([])
             room.append(row_length)
-        rows[row].append(item)
-        room[row] -= needed
+        rows[row].append(number)
+        room[row] -= size
         if len(rows) > _OPEN_ROWS:
             room.popleft()
             yield rows.popleft()
@@ -111,7 +106,7 @@ def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -
                 f"document {index} has {len(document)} tokens, more than row_length {row_length}: raise "
                 "row_length, or cut the document"
             )
-    rows = fill(documents, size=len, row_length=row_length)
+    rows = ([documents[number] for number in row] for row in fill(map(len, documents), row_length=row_length))
     return [row_of(row, row_length=row_length, pad_token_id=pad_token_id) for row in rows]
 
 

@@ -222,7 +222,7 @@ def packed_rows(
             order, starts = array("q"), array("q", [0])
             rows: Iterable[Sequence[int]] = ([number] for number in range(len(chosen)))
             if own.row_length is not None:
-                rows = fill(range(len(chosen)), size=lengths.__getitem__, row_length=own.row_length)
+                rows = fill(lengths, row_length=own.row_length)
             for row in rows:
                 order.extend(row)
                 starts.append(len(order))

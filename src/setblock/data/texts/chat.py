@@ -45,9 +45,17 @@ def chat_pieces(
     if loss_on_all:
         return [(text, True)]
     template = tokenizer.get_chat_template(tools=tools)
-    if _MARKS.search(template):
-        return _cut(text, _marked_spans(tokenizer, messages, tools, template))
-    return _cut(text, _answer_spans(tokenizer, messages, tools, text))
+    if not _MARKS.search(template):
+        return _cut(text, _answer_spans(tokenizer, messages, tools, text))
+    # As `apply_chat_template(return_assistant_tokens_mask=True)` reads the marks
+    _, spans = render_jinja_template(
+        conversations=[messages],
+        tools=tools,
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    return _cut(text, [(start, end) for start, end in spans[0] if start < end])
 
 
 def read_template(path: str) -> str:
@@ -81,21 +89,6 @@ def _render(
             f"the chat template refuses the messages: {what}; correct them, or name another template as data.chat_template"
         ) from error
     return text
-
-
-def _marked_spans(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, template: str
-) -> list[tuple[int, int]]:
-    """Return the spans that `{% generation %}` encloses; what `apply_chat_template(return_assistant_tokens_mask=True)`
-    reads."""
-    _, spans = render_jinja_template(
-        conversations=[messages],
-        tools=tools,
-        chat_template=template,
-        return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
-    )
-    return [(start, end) for start, end in spans[0] if start < end]
 
 
 def _answer_spans(
