@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from data.conftest import CHATML, MARKED, chat
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
 from setblock.data.packing import IGNORE, PADDING
-from setblock.data.rows import rows_of, use_chat_template
+from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
 from setblock.data.texts import encoding
+from setblock.data.texts.chat import use_chat_template
 from setblock.data.texts.encoding import corpus_texts
 from setblock.errors import SetBlockError, SetBlockWarning
 
@@ -243,15 +244,15 @@ def test_texts_for_a_new_tokenizer(write):
 
 
 def test_a_chat_template_of_ones_own(rows, write, tmp_path, tokenizer):
-    section = DataSection(source="a.jsonl", chat_template=str(tmp_path / "chat.jinja"))
+    path = str(tmp_path / "chat.jinja")
     with pytest.raises(SetBlockError, match=r"can't read data.chat_template .*chat.jinja: No such file"):
-        use_chat_template(section, tokenizer)
+        use_chat_template(path, tokenizer)
     (tmp_path / "chat.jinja").write_text("\n{% if %")
     with pytest.raises(SetBlockError, match=r"data.chat_template .*chat.jinja, line 2: "):
-        use_chat_template(section, tokenizer)
+        use_chat_template(path, tokenizer)
     for template in (CHATML, MARKED):
         (tmp_path / "chat.jinja").write_text(template)
-        use_chat_template(section, tokenizer)
+        use_chat_template(path, tokenizer)
         assert tokenizer.chat_template == template
 
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.texts.chat import chat_pieces, read_template
+from setblock.data.texts.chat import chat_pieces, use_chat_template
 from setblock.training.recipe import load_recipe, parse_override
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def test_accelerate_can_read_its_files(path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-3", "chatml"])
 def test_templates_mark_what_the_assistant_says(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     end = {"llama-3": "<|eot_id|>", "chatml": "<|im_end|>"}[name]
-    tokenizer.chat_template = read_template(str(ROOT / "recipes" / "templates" / f"{name}.jinja"))
+    use_chat_template(str(ROOT / "recipes" / "templates" / f"{name}.jinja"), tokenizer)
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Three and four?"},

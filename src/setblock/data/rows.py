@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits, cached, packed_rows
 from setblock.data.corpus.tokenised import tokenised_rows
 from setblock.data.section import DataSection
-from setblock.data.texts.chat import read_template
 from setblock.data.texts.encoding import encoders_of
 from setblock.data.texts.records import records_of
 
@@ -23,10 +22,3 @@ def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: Do
         for part, own in section.parts.items()
     }
     return packed_rows(section, limits, sources, pad_token_id=tokenizer.eos_token_id)
-
-
-def use_chat_template(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give the tokenizer the template that the section names, if it names one, so that it is saved with the model, or raise
-    `SetBlockError` if the file can't be read, or is no Jinja template."""
-    if section.chat_template is not None:
-        tokenizer.chat_template = read_template(section.chat_template)

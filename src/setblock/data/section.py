@@ -96,15 +96,14 @@ class DataSection(_Texts):
         """Return the sources of the mixture, or the only one."""
         if self.mixture is not None:
             return self.mixture
-        given = {name: getattr(self, name) for name in _Texts.model_fields}
-        return (SourceSection(source=self.source or "", seed=self.seed, **given),)
+        return (SourceSection(**self.model_dump(include=set(SourceSection.model_fields))),)
 
     @property
     def parts(self) -> "dict[str, DataSection]":
         """Return this section, `train`, and that of the texts to evaluate on, `evaluation`, if there are separate ones."""
         if self.evaluation is None:
             return {"train": self}
-        given = {name: getattr(self.evaluation, name) for name in self.evaluation.model_fields_set}
+        given = self.evaluation.model_dump(exclude_unset=True)
         if self.mixture is not None and self.evaluation.source is None:
             others = tuple(source.model_copy(update={"documents": None} | given) for source in self.mixture)
             return {"train": self, "evaluation": self.model_copy(update={"mixture": others, "evaluation": None})}

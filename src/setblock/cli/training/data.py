@@ -98,7 +98,7 @@ def regenerate(
     The model is --model, or by default model.path of the recipe. Method exact gives the same answers as ntp. The same command
     resumes after an interruption. Then set data.source to the file.
     """
-    from setblock.data.rows import use_chat_template
+    from setblock.data.texts.chat import use_chat_template
     from setblock.own_text import questions_of
     from setblock.own_text import regenerate as run
 
@@ -110,7 +110,7 @@ def regenerate(
         raise SetBlockError("the recipe starts from random weights: name a model with --model")
     settings = decoding.settings()
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
-    use_chat_template(checked.data, loaded.tokenizer)
+    use_chat_template(checked.data.chat_template, loaded.tokenizer)
     with resumable(), progress() as tell:
         asked, answers = run(
             loaded,

@@ -118,9 +118,7 @@ def cached(encoder: Encoder, records: AnyRecords, limits: DocumentLimits) -> dat
             lambda: encoder.documents(records), features=FEATURES, fingerprint=key
         )
     except (DatasetGenerationError, OSError) as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None and not isinstance(cause, SetBlockError | OSError):
-            cause = cause.__cause__
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
         if isinstance(cause, SetBlockError):
             raise cause from None
         if isinstance(cause, OSError):

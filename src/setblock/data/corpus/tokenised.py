@@ -52,14 +52,13 @@ def tokenise(
         folder: where to; one that a stopped run left is completed.
         on_progress: called with the number of documents so far.
     """
-    identity = _identity(section, tokenizer, limits)
     sources = {
         f"{part}-{number:02d}": (encoder, records_of(encoder.section))
         for part, own in section.parts.items()
         for number, encoder in enumerate(encoders_of(own, tokenizer))
     }
     read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
-    plan = json.loads(json.dumps({**identity, "records": read, "shard_documents": shard_documents}))
+    plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": shard_documents}
     with writing(folder, what="tokenised documents to"):
         _claim(folder, plan)
         done = 0
@@ -106,7 +105,7 @@ def tokenised_rows(
         raise refusal(" holds no tokenised data, or a part of it: run") from error
     except (OSError, ValueError, KeyError) as error:
         raise refusal(f": can't read {MANIFEST}: run") from error
-    wanted = json.loads(json.dumps(_identity(section, tokenizer, limits)))
+    wanted = _identity(section, tokenizer, limits)
     for key, there, here in differences({name: made_of.get(name) for name in wanted}, wanted):
         if key == "tokenizer":
             raise refusal(" was made by another tokenizer or chat template than the model's: run anew")

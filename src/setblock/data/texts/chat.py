@@ -58,14 +58,17 @@ def chat_pieces(
     return _cut(text, [(start, end) for start, end in spans[0] if start < end])
 
 
-def read_template(path: str) -> str:
-    """Return the text of a chat template's file, or raise `SetBlockError` if it can't be read, or is no Jinja template."""
+def use_chat_template(path: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give the tokenizer the template of a Jinja file, if one is named, so that it is saved with the model. Raise
+    `SetBlockError` if the file can't be read, or is no template."""
+    if path is None:
+        return
     template = read_text(Path(path), what="data.chat_template")
     try:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_MARKS.sub("", template))
     except jinja2.TemplateSyntaxError as error:
         raise SetBlockError(f"data.chat_template {path}, line {error.lineno}: {error.message}") from error
-    return template
+    tokenizer.chat_template = template
 
 
 def _check_messages(messages: Any) -> None:

@@ -140,7 +140,9 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not _is_full_disk(error):
+        # Python says so by a number, safetensors in words, and PyTorch's writer only that it could not write
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not is_full and not re.search("No space left|PytorchStreamWriter failed writing", str(error)):
             raise
         for path in _checkpoints(folder):
             if not _is_whole(path):
@@ -149,14 +151,6 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
         raise SetBlockError(
             f"no space left to write to {folder}: free some space and run the same command again to resume from step {step}"
         ) from error
-
-
-def _is_full_disk(error: Exception) -> bool:
-    """Return whether an error means a full disk: Python says so by a number, safetensors in words, and PyTorch's writer
-    only that it could not write."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return True
-    return any(text in str(error) for text in ("No space left", "PytorchStreamWriter failed writing"))
 
 
 def _is_whole(checkpoint: Path) -> bool:

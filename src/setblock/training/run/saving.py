@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import rotate_checkpoints
 
 from setblock.errors import SetBlockError
@@ -34,7 +34,7 @@ from setblock.training.trainer.sharding import is_sharded
 
 
 def save_result(
-    trainer: "SBDTrainer",
+    trainer: Trainer,
     sbd: SBDModel,
     output: Path,
     *,
@@ -86,9 +86,6 @@ def merge(base: SBDModel, adapter: Path) -> None:
         refuse_loss(stored_sums(adapter), sums_of(trained_tensors(wrapped).items()), "the adapter as PEFT loads it")
         base.model = wrapped.merge_and_unload()
 
-
-if TYPE_CHECKING:
-    from setblock.training.trainer.trainer import SBDTrainer
 
 _WRAPPERS = re.compile(r"(?<![^.])(_checkpoint_wrapped_module|_orig_mod)\.")
 

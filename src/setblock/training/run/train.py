@@ -23,8 +23,9 @@ from transformers.integrations import get_available_reporting_integrations, is_f
 
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
 from setblock.data.packing import RowDataset
-from setblock.data.rows import rows_of, use_chat_template
+from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
+from setblock.data.texts.chat import use_chat_template
 from setblock.data.texts.encoding import corpus_texts
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line
@@ -214,7 +215,7 @@ def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False
                 attn_implementation=section.attn_implementation,
                 quantization=None if to_be_saved else section.quantization,
             )
-        use_chat_template(recipe.data, sbd.tokenizer)
+        use_chat_template(recipe.data.chat_template, sbd.tokenizer)
     prepare(sbd, args, recipe.adapter)
     if sbd.device.type == "meta":
         # Accelerate tells parameters apart by where they are. Memory that nothing touches takes no room.
@@ -252,12 +253,12 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
     data's chat template."""
     if section.path is not None:
         config, tokenizer = load_tokenizer(section.path)
-        use_chat_template(data, tokenizer)
+        use_chat_template(data.chat_template, tokenizer)
         return config, tokenizer
     assert section.config is not None and section.vocab_size is not None
     texts = itertools.islice(corpus_texts(data), _TOKENIZER_TEXTS)
     tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
-    use_chat_template(data, tokenizer)
+    use_chat_template(data.chat_template, tokenizer)
     of_tokenizer = {
         "vocab_size": len(tokenizer),
         "bos_token_id": None,

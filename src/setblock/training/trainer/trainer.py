@@ -105,11 +105,7 @@ class SBDTrainer(Trainer):
         model = sbd.model if adapter is None else add_adapter(sbd, adapter)
         if is_sharded(args):
             share_buffers(model)
-        super().__init__(
-            model,
-            args,
-            **{"data_collator": self._collator, "processing_class": sbd.tokenizer, **kwargs},
-        )
+        super().__init__(model, args, data_collator=self._collator, processing_class=sbd.tokenizer, **kwargs)
         if args.save_on_each_node:
             self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
@@ -123,10 +119,8 @@ class SBDTrainer(Trainer):
         self._peak = peak
         self._cost = token_cost(unwrapped(self.model))
         self._clock = StepClock()
-        self.add_callback(self._clock)
-        self.add_callback(Completeness(args))
-        if self.data_collator is self._collator:
-            self.add_callback(self._collator)
+        for callback in (self._clock, Completeness(args), self._collator):
+            self.add_callback(callback)
         # Tensors stay on the device until they are logged.
         self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
@@ -152,12 +146,12 @@ class SBDTrainer(Trainer):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the Trainer's data loader, with the noise of evaluations."""
-        of_training, self.data_collator = self.data_collator, replace(self._collator, step=EVALUATION)
+        self.data_collator = replace(self._collator, step=EVALUATION)
         try:
             loader: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
             return loader
         finally:
-            self.data_collator = of_training
+            self.data_collator = self._collator
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Create the optimizer that the configuration names."""
@@ -221,12 +215,8 @@ class SBDTrainer(Trainer):
                 self._gate.set(None)
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
+        self, model: nn.Module, inputs: dict[str, Any], *, num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
         """Compute eq. 14 over one micro-batch, scaled so that accumulated micro-batches add up to the loss of the batch."""
         prepared: TrainingInputs = inputs["inputs"].to(self.args.device)
         if model.training:
@@ -243,7 +233,7 @@ class SBDTrainer(Trainer):
         total = loss.total / torch.as_tensor(targets).clamp(min=1)
         if model.training and self.args.average_tokens_across_devices and num_items_in_batch is not None:
             total = total * self.accelerator.num_processes  # DDP averages gradients, the count is of all processes
-        return (total, {}) if return_outputs else total
+        return total
 
     def _figures(self, prefix: str) -> dict[str, float]:
         """Return the mean of each term since the last call, and of training steps the tokens per second, and the share of the
