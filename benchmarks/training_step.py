@@ -161,7 +161,7 @@ def inputs_of(
         if objective == "sbd"
         else Noising(noise_on="targets", noisy_copies=2, complementary_masks=True),
         logit_shift=False,
-        mask_token_id=SIZES[options.size]["vocab_size"] - 1,
+        noise_ids=range(SIZES[options.size]["vocab_size"])[-1:],
         end_of_text_id=END,
         context_length=CONTEXT,
         seed=(0, step),

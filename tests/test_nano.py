@@ -55,7 +55,7 @@ def test_training_has_the_losses_of_the_library(shift):
             block_size=k,
             noising=Noising(),
             logit_shift=shift,
-            mask_token_id=MASK,
+            noise_ids=range(MASK, MASK + 1),
             end_of_text_id=END,
             context_length=128,
             seed=(7, step),

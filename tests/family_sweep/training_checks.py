@@ -20,8 +20,8 @@ from setblock.training.loss.forward import training_logits, training_loss
 
 def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
     """The next-token loss of packed rows is Transformers' own, and three steps change the model."""
-    sbd.prepare_for_training(block_sizes=[4, 16], logit_shift=False)
-    assert sbd.facts is not None
+    mask = sbd.prepare_for_training(block_sizes=[4, 16], logit_shift=False).mask_token_id
+    assert mask is not None
     documents = [Document(prompt, [True] * len(prompt)) for prompt in prompts if len(prompt) > 1]
     rows = RowDataset(pack(documents, row_length=max(map(len, prompts)) + 12, pad_token_id=0))
     batch = as_batch([rows[number] for number in range(len(rows))], pad_token_id=0)
@@ -44,7 +44,7 @@ def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
             block_size=4,
             noising=Noising(),
             logit_shift=False,
-            mask_token_id=sbd.facts.mask_token_id,
+            noise_ids=range(mask, mask + 1),
             end_of_text_id=0,
             context_length=sbd.context_length or CONTEXT,
             seed=(0, step),

@@ -38,7 +38,7 @@ def packed_rows(lengths: Sequence[int] = (13, 9, 14, 17)) -> dict[str, Tensor]:
 def doubled(rows: dict[str, Tensor], **others: Any) -> TrainingInputs:
     """`doubled_inputs`, with blocks of 5 and plain noise unless asked for otherwise."""
     usual = {"block_size": 5, "noising": Noising(), "logit_shift": False, "seed": (0, 0)}
-    special = {"mask_token_id": MASK, "end_of_text_id": END, "context_length": 128}
+    special = {"noise_ids": range(MASK, MASK + 1), "end_of_text_id": END, "context_length": 128}
     return doubled_inputs(rows, **(usual | special | others))
 
 

@@ -20,11 +20,11 @@ def model(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizer
     return tiny_model(request.param, vocab_size=len(trained_tokenizer))
 
 
-def doubled(documents: list[Document], *, packed: bool, mask_token_id: int = MASK, seed: int = 0) -> TrainingInputs:
+def doubled(documents: list[Document], *, packed: bool, mask: int = MASK, seed: int = 0) -> TrainingInputs:
     rows = pack(documents, row_length=60, pad_token_id=END) if packed else unpacked(documents)
     noising = Noising(noisy_copies=2)
     return doubling.doubled(
-        batch_of(RowDataset(rows)), block_size=7, noising=noising, mask_token_id=mask_token_id, seed=(seed,)
+        batch_of(RowDataset(rows)), block_size=7, noising=noising, noise_ids=range(mask, mask + 1), seed=(seed,)
     )
 
 

@@ -60,7 +60,12 @@ def doubled(mask: int, *, copies: int, logit_shift: bool, idle_blocks: bool) -> 
         random_offsets=0.5,
         complete_last_block=True,
     )
-    how = {"noising": noising, "logit_shift": logit_shift, "mask_token_id": mask, "idle_blocks": idle_blocks}
+    how = {
+        "noising": noising,
+        "logit_shift": logit_shift,
+        "noise_ids": range(mask, mask + 1),
+        "idle_blocks": idle_blocks,
+    }
     inputs = doubling.doubled(batch_of(rows), block_size=3, **how)
     none = inputs.ntp.index[:0]
     return TrainingInputs(**(vars(inputs) | {"ntp": Targets(none, none)}))

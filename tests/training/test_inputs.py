@@ -28,7 +28,7 @@ def doubled(rows: dict[str, Tensor], **options: object) -> TrainingInputs:
         "block_size": 4,
         "noising": Noising(),
         "logit_shift": False,
-        "mask_token_id": MASK,
+        "noise_ids": range(MASK, MASK + 1),
         "end_of_text_id": END,
         "context_length": 128,
         "seed": (0, 7),

@@ -44,15 +44,13 @@ def noised(
     block_size: int,
     seed: int = 0,
     context_length: int = CONTEXT,
-    mask_token_id: int | None = MASK,
-    noise_vocab_size: int | None = None,
+    noise_ids: range = range(MASK, MASK + 1),
 ) -> NoisyHalf:
     return noise_row(
         **vars(row),
         block_size=block_size,
         noising=noising,
-        mask_token_id=mask_token_id,
-        noise_vocab_size=noise_vocab_size,
+        noise_ids=noise_ids,
         end_of_text_id=END,
         context_length=context_length,
         rng=np.random.default_rng(seed),
@@ -80,7 +78,7 @@ def test_uniform_noise_stands_where_the_mask_token_does_and_nowhere_else(
 ) -> None:
     """What is masked does not change with it, and what is not is the text's own token, to the bit."""
     masked = noised(row, noising, block_size=block_size, seed=seed)
-    half = noised(row, noising, block_size=block_size, seed=seed, mask_token_id=None, noise_vocab_size=VOCABULARY)
+    half = noised(row, noising, block_size=block_size, seed=seed, noise_ids=range(VOCABULARY))
     for name, column in vars(masked).items():
         if name != "input_ids":
             assert np.array_equal(getattr(half, name), column), name
@@ -91,7 +89,7 @@ def test_uniform_noise_stands_where_the_mask_token_does_and_nowhere_else(
 def test_uniform_noise_is_uniform_and_drawn_anew_in_each_copy() -> None:
     row = pack([Document([9] * 4000, [True] * 4000)], row_length=4000, pad_token_id=END)[0]
     noising = Noising(full_mask_share=1.0, noisy_copies=2)
-    half = noised(row, noising, block_size=8, context_length=4000, mask_token_id=None, noise_vocab_size=10)
+    half = noised(row, noising, block_size=8, context_length=4000, noise_ids=range(10))
     counts = np.bincount(half.input_ids, minlength=10)
     assert len(counts) == 10
     assert (abs(counts - 800) < 5 * 800**0.5).all()

@@ -257,8 +257,8 @@ def test_evaluation_logs_both_terms_and_repeats(make: Make, objective: str) -> N
 
 
 def test_a_model_without_a_mask_token_gets_one(make: Make) -> None:
-    assert make(mask=None).data_collator.mask_token_id is not None
-    assert make(mask=None, objective="ntp").data_collator.mask_token_id is None
+    assert len(make(mask=None).data_collator.noise_ids) == 1
+    assert not make(mask=None, objective="ntp").data_collator.noise_ids
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _inputs(args: SBDConfig, *, rows: int, length: int, context_length: int) -> 
     batch = dict.fromkeys(("input_ids", "labels"), torch.zeros_like(places))
     batch |= {"position_ids": places % DOCUMENT_LENGTH, "document_ids": places // DOCUMENT_LENGTH}
     batch["row_ids"] = torch.arange(rows)
-    collator = SBDCollator(args, mask_token_id=1, end_of_text_id=0, context_length=context_length, is_flat=True)
+    collator = SBDCollator(args, noise_ids=range(1, 2), end_of_text_id=0, context_length=context_length, is_flat=True)
     return collator.inputs(batch, step=0, block_size=max(args.block_sizes))
 
 

@@ -39,12 +39,11 @@ def inspected_row(
         raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
 
     # 2. As the first step doubles it
-    mask_token_id = 1 + vocabulary
-    collator = SBDCollator(
-        args, mask_token_id=mask_token_id, end_of_text_id=tokenizer.eos_token_id, context_length=context_length
-    )
+    mask_token_id, end_of_text_id = 1 + vocabulary, tokenizer.eos_token_id
+    noise_ids = range(mask_token_id, mask_token_id + 1)
+    collator = SBDCollator(args, noise_ids, end_of_text_id=end_of_text_id, context_length=context_length)
     block_size = drawn_block_size(args, step=0, max_steps=args.max_steps)
-    batch = as_batch([RowDataset(rows)[row]], pad_token_id=tokenizer.eos_token_id)
+    batch = as_batch([RowDataset(rows)[row]], pad_token_id=end_of_text_id)
     inputs = collator.inputs(batch, step=0, block_size=block_size)
     predicts = torch.full((inputs.input_ids.shape[1],), -1)
     for targets in (inputs.ntp, inputs.matp):

@@ -33,11 +33,10 @@ class SBDCollator(TrainerCallback):
     """
 
     args: SBDConfig  # the training arguments
-    mask_token_id: int | None  # None where the objective is `ntp`, or noise is uniform
+    noise_ids: range  # as in `noise_row`; empty where the objective is `ntp`
     end_of_text_id: int  # also what rows are padded with
     context_length: int  # positions stay below it
     is_flat: bool = False  # make one row of all, without padding, which attention by documents allows
-    noise_vocab_size: int | None = None  # as in `noise_row`
     step: int | None = None  # of all batches; None: a batch's number decides its step
 
     def __post_init__(self) -> None:
@@ -54,8 +53,7 @@ class SBDCollator(TrainerCallback):
             block_size=block_size,
             noising=self.args,
             logit_shift=self.args.logit_shift,
-            mask_token_id=self.mask_token_id,
-            noise_vocab_size=self.noise_vocab_size,
+            noise_ids=self.noise_ids,
             end_of_text_id=self.end_of_text_id,
             context_length=self.context_length,
             seed=(self.args.seed, step),

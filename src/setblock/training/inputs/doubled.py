@@ -94,8 +94,7 @@ def doubled_inputs(
     block_size: int,
     noising: Noising,
     logit_shift: bool,
-    mask_token_id: int | None,
-    noise_vocab_size: int | None = None,
+    noise_ids: range,
     end_of_text_id: int,
     context_length: int,
     seed: tuple[int, ...],
@@ -112,7 +111,7 @@ def doubled_inputs(
             and a block's first token is left to the clean stream, whose NTP term already carries it.
         seed: with the row's id, all that the noise depends on. So a row gets the same noise however rows are spread over
             processes and accumulation steps.
-        mask_token_id, noise_vocab_size: as in `noise_row`.
+        noise_ids: as in `noise_row`.
         idle_blocks: keep blocks without a target. No other token sees them, so nothing changes without them.
         causal_block: as in `masks.train_mask`.
         is_flat: make one row of all, without padding: first all clean tokens, then all noisy ones. Not for masks over whole
@@ -124,8 +123,7 @@ def doubled_inputs(
             **{name: arrays[name][b] for name in ("input_ids", "labels", "position_ids", "document_ids")},
             block_size=block_size,
             noising=noising,
-            mask_token_id=mask_token_id,
-            noise_vocab_size=noise_vocab_size,
+            noise_ids=noise_ids,
             end_of_text_id=end_of_text_id,
             context_length=context_length,
             rng=np.random.default_rng((*seed, int(arrays["row_ids"][b]))),

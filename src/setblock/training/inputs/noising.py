@@ -101,8 +101,7 @@ def noise_row(
     document_ids: np.ndarray,
     block_size: int,
     noising: Noising,
-    mask_token_id: int | None,
-    noise_vocab_size: int | None = None,
+    noise_ids: range,
     end_of_text_id: int,
     context_length: int,
     rng: np.random.Generator,
@@ -112,8 +111,7 @@ def noise_row(
     Args:
         input_ids, labels, position_ids, document_ids: int arrays [L], as in `setblock.data.packing.Row`.
         block_size: k.
-        mask_token_id: the token at masked positions; None for uniform noise.
-        noise_vocab_size: uniform noise has random ids below this at masked positions.
+        noise_ids: the tokens that masked positions have at random: the mask token alone, or for uniform noise all.
         context_length: positions stay below it, also those of completed blocks.
         rng: the only source of randomness.
     """
@@ -149,12 +147,8 @@ def noise_row(
             )
             blocks += int(block_of[-1]) + 1
     half = concatenated(parts)
-    noise: int | np.ndarray
-    if mask_token_id is None:  # drawn last, so that the same positions are masked as with a mask token
-        assert noise_vocab_size is not None
-        noise = rng.integers(noise_vocab_size, size=len(half.input_ids))
-    else:
-        noise = mask_token_id
+    # Drawn last, so that the same positions are masked whatever stands there
+    noise = rng.integers(noise_ids.start, noise_ids.stop, size=len(half.input_ids))
     return replace(half, input_ids=np.where(half.is_masked, noise, half.input_ids))
 
 

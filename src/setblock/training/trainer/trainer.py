@@ -94,10 +94,10 @@ class SBDTrainer(Trainer):
             kwargs: the Trainer's own, `train_dataset` first of all.
         """
         prepare(sbd, args, adapter)
+        mask, size = (None, None) if sbd.facts is None else (sbd.facts.mask_token_id, sbd.facts.noise_vocab_size)
         self._collator = SBDCollator(
             args,
-            mask_token_id=None if sbd.facts is None else sbd.facts.mask_token_id,
-            noise_vocab_size=None if sbd.facts is None else sbd.facts.noise_vocab_size,
+            noise_ids=range(size or 0) if mask is None else range(mask, mask + 1),
             end_of_text_id=sbd.end_of_text_ids[0],
             context_length=sbd.context_length or 1 << 30,
             is_flat=attends_runs(sbd.model),
