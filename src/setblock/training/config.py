@@ -75,8 +75,9 @@ class SBDConfig(Noising, TrainingArguments):
         if not 0 <= self.block_size_curriculum <= 1:
             raise ValueError(f"block_size_curriculum must be between 0 and 1, not {self.block_size_curriculum}")
         check_at_least(0, ntp_weight=self.ntp_weight, matp_weight=self.matp_weight)
-        for name, kind in _CHOICES.items():
-            check_one_of(name, getattr(self, name), kind)
+        for name, kind in get_type_hints(SBDConfig).items():
+            if get_origin(kind) is Literal:
+                check_one_of(name, getattr(self, name), get_args(kind))
         self.check_noising()
         super().__post_init__()
         self._set_accumulation()
@@ -102,6 +103,3 @@ class SBDConfig(Noising, TrainingArguments):
                 f"{self.gradient_accumulation_steps}: give one of the two"
             )
         self.gradient_accumulation_steps: int = steps
-
-
-_CHOICES = {name: get_args(kind) for name, kind in get_type_hints(SBDConfig).items() if get_origin(kind) is Literal}

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AttentionInterface, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.data.corpus.corpus import DocumentLimits
@@ -109,7 +109,6 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     model, frozen = _model(recipe, args, config, tokenizer)
     everything, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
     cost = token_cost(model)
-    kinds = _peak(model, frozen, args, inputs, gpus)
 
     # 3. The whole training
     a_step = recipe.training.get("global_batch_size") or batch * gpus * args.gradient_accumulation_steps
@@ -132,7 +131,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         tokens=steps * a_step * length,
         steps=steps,
         pass_tokens=inputs.clean_tokens + inputs.noisy_tokens,
-        peak=kinds,
+        peak=_peak(model, frozen, args, inputs, gpus),
         host=everything * weight_bytes,
         checkpoint=checkpoint,
         disk=checkpoint * max(1, kept) + everything * weight_bytes,
@@ -265,15 +264,13 @@ def _held_whole(model: Any) -> tuple[int, int]:
 @contextmanager
 def _attention_at_once() -> Iterator[None]:
     """Attend all tokens in one causal call where documents would be many calls, which hold as much but for masks."""
-    name = LAYERED["sdpa"]
-    ours = ALL_ATTENTION_FUNCTIONS[name]
 
     def at_once(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **how: Any) -> Any:
         known = {name: value for name, value in how.items() if name in ("dropout", "scaling")}
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, None, is_causal=True, **known)
 
-    AttentionInterface.register(name, at_once)
+    ALL_ATTENTION_FUNCTIONS[LAYERED["sdpa"]] = at_once  # hides what is registered
     try:
         yield
     finally:
-        AttentionInterface.register(name, ours)
+        del ALL_ATTENTION_FUNCTIONS[LAYERED["sdpa"]]

@@ -135,8 +135,7 @@ def _fault_of(recipe: Recipe, arguments: SBDConfig) -> str:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return the dotted key and the value of `section.key=value`; the value is read as YAML. Raise `SetBlockError` if the
-    text is not of that form."""
+    """Return the key and the value, read as YAML, of `section.key=value`, or raise `SetBlockError` for another form."""
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise SetBlockError(f"an override must be of the form section.key=value, not {text!r}")

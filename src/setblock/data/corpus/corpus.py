@@ -108,9 +108,8 @@ what is held out for evaluation depends on nothing else, and two equal documents
 
 
 def cached(encoder: Encoder, records: AnyRecords, limits: DocumentLimits) -> datasets.Dataset:
-    """Return the documents of one source. They are tokenised once, and kept on disk until the source or the tokenizer changes.
-    Raise `SetBlockError` if a record is not as it should be, a document holds an id that the limits forbid, there is none, or
-    the cache can't be written."""
+    """Return the documents of one source, tokenised once and kept on disk until the source or the tokenizer changes. Raise
+    `SetBlockError` for a bad record, an id that the limits forbid, no document at all, or a cache that can't be written."""
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
@@ -133,10 +132,8 @@ def cached(encoder: Encoder, records: AnyRecords, limits: DocumentLimits) -> dat
 
 
 def mixed(sizes: Sequence[int], weights: Sequence[float], *, seed: int) -> np.ndarray:
-    """Return an epoch of several sources of these sizes: int64 [D], documents by their number among all.
-
-    Each next one comes from a source drawn by its weight, until all sources have been read whole; a source that ends earlier
-    begins again."""
+    """Return an epoch of several sources of these sizes: int64 [D], documents by their number among all. Each comes from a
+    source drawn by its weight, until all have been read whole; one that ends earlier begins again."""
     ends = np.cumsum([0, *sizes])
     if len(sizes) == 1:
         return np.arange(ends[-1])

@@ -10,8 +10,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, replace
-from itertools import chain, islice
+from dataclasses import asdict
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, packed_rows
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, encoders_of, shaped, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, RecordShape, encoders_of, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole, writing
@@ -61,11 +61,9 @@ def tokenise(
     plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": shard_documents}
     with writing(folder, what="tokenised documents to"):
         _claim(folder, plan)
-        done = 0
-        for stem, (encoder, records) in sources.items():
-            for count in _write_shards(encoder, records, folder / stem, processes, shard_documents):
-                done += count
-                on_progress(done)
+        of_sources = (_write_shards(*each, folder / stem, processes, shard_documents) for stem, each in sources.items())
+        for done in accumulate(chain.from_iterable(of_sources)):
+            on_progress(done)
         written = {
             part: [_documents(folder, stem) for stem in sources if stem.startswith(f"{part}-")]
             for part in section.parts
@@ -158,18 +156,17 @@ def _write_shards(
 ) -> Iterator[int]:
     """Write the shards of one source that are not there yet, and yield how many documents each has as it is there."""
     shape, records = shaped(encoder.section, records)
-    encoder = replace(encoder, section=encoder.section.model_copy(update=shape.named))  # for all shards
     chunks = iter(lambda: list(islice(records, shard_documents)), [])
-    jobs = ((Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
+    jobs = ((encoder, shape, Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
     if processes == 1:
-        yield from (_write_shard(encoder, *job) for job in jobs)
+        yield from (_write_shard(*job) for job in jobs)
         return
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not outlive the fork
     with ProcessPoolExecutor(processes) as pool:
         running: deque[Future[int]] = deque()
         try:
             for job in jobs:
-                running.append(pool.submit(_write_shard, encoder, *job))
+                running.append(pool.submit(_write_shard, *job))
                 if len(running) == 2 * processes:
                     yield running.popleft().result()
             yield from (each.result() for each in running)
@@ -177,12 +174,12 @@ def _write_shards(
             pool.shutdown(cancel_futures=True)
 
 
-def _write_shard(encoder: Encoder, path: Path, records: list[SourceRecord]) -> int:
+def _write_shard(encoder: Encoder, shape: RecordShape, path: Path, records: list[SourceRecord]) -> int:
     """Write the documents of some records, unless they are there."""
     if not path.exists():
         temporary = path.with_suffix(".writing")
         with ArrowWriter(path=str(temporary), features=FEATURES) as writer:
-            for document in encoder.documents(records):
+            for document in encoder.documents(records, shape):
                 writer.write(document)
             writer.finalize()
         os.replace(temporary, path)

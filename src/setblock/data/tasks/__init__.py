@@ -31,9 +31,8 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """Return the task of a name, or of a file: `PATH` or `PATH:NAME` as `setblock.data.tasks.task` reads it. Without a NAME:
-    the only task, or the one that is named like the file or the package. Raise `ParameterError`, which lists all, if there is
-    none, or several and no name, or the file's code fails."""
+    """Return the task of a name, or of a file: `PATH` or `PATH:NAME`. Without a NAME: the only task, or the one that is named
+    like the file or the package. Raise `ParameterError` if there is no such task, or the file's code fails."""
     tasks = TASKS
     if name not in TASKS and (found := split_path(name)) is not None:
         path, name = found

@@ -32,8 +32,7 @@ class FunctionToComplete(ChatExample):
 
 
 def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:
-    """Yield the problems, in an order that the seed draws; the seed 0 keeps that of the file. Raise `SetBlockError` if the
-    package is not installed."""
+    """Yield the problems in an order that the seed draws; 0 keeps the file's. Raise `SetBlockError` without the package."""
     problems = list(_problems())
     if seed:
         random.Random(f"humaneval-{seed}").shuffle(problems)
@@ -54,8 +53,7 @@ def _problems() -> tuple[dict[str, Any], ...]:
 
 
 def code_in(answer: str, name: str) -> str:
-    """Return the code in an answer: its first fenced block that defines the function, else the first block, else all of
-    it. A block may lack its end."""
+    """Return an answer's first fenced block that defines the function, else its first block, else all of it."""
     blocks: list[str] = _FENCED.findall(answer)
     return next((block for block in blocks if _begins_at(name, block) is not None), blocks[0] if blocks else answer)
 
@@ -67,8 +65,7 @@ def _begins_at(name: str, code: str) -> int | None:
 
 
 def _program(function: FunctionToComplete, answer: str) -> Program:
-    """Return the answer's code after what the problem gives before its function, or after all of it where only a body
-    was written."""
+    """Return the answer's code after what the problem gives before its function, or after all where it is only a body."""
     code = code_in(answer, function.name)
     whole = _begins_at(function.name, code) is not None
     given = function.beginning[: _begins_at(function.name, function.beginning)] if whole else function.beginning

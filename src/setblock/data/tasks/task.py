@@ -54,8 +54,7 @@ class Example:
 
     @property
     def prompt(self) -> str:
-        """Return the question as a text to continue, for models without a chat template. The template of tokenizers
-        that are trained here writes the same."""
+        """Return the question as a text to continue, as the template of tokenizers that are trained here writes it."""
         return f"Question: {self.question}\nAnswer:"
 
     def asked(self, *, raw: bool) -> str | list[Message]:
@@ -113,8 +112,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Program:
-    """Hold a Python program that ends normally only if the answer in it is right. It runs in another process, if
-    the user allows that."""
+    """Hold a Python program that ends normally only if the answer in it is right; it runs if the user allows that."""
 
     source: str
 

@@ -99,7 +99,6 @@ def _answer_spans(
 ) -> list[tuple[int, int]]:
     """Return the spans of assistant messages, from texts that begin alike."""
     spans = []
-    end_of_text = tokenizer.eos_token or ""
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -114,8 +113,8 @@ def _answer_spans(
                 )
         start, end = len(before), len(through)
         # What comes after the end-of-text token of a turn is the template's: when decoding, the answer is over by then.
-        closed = text.rfind(end_of_text, start, end) if end_of_text else -1
-        spans.append((start, end if closed < 0 else closed + len(end_of_text)))
+        closed = text.rfind(tokenizer.eos_token, start, end)
+        spans.append((start, end if closed < 0 else closed + len(tokenizer.eos_token)))
     return spans
 
 

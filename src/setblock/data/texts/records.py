@@ -44,8 +44,7 @@ class FileRecords:
         return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + [self.limit]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Read them, as far as the limit, or raise `SetBlockError` if a file can't be read, or a line of one is not a JSON
-        object."""
+        """Read them up to the limit. Raise `SetBlockError` if a file can't be read, or a line is no JSON object."""
         of_files = (_json_lines(p) if p.name.endswith(JSON_LINES) else _parquet_rows(p) for p in self.files)
         return islice(chain.from_iterable(of_files), self.limit)
 

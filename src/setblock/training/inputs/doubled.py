@@ -114,8 +114,7 @@ def doubled_inputs(
         noise_ids: as in `noise_row`.
         idle_blocks: keep blocks without a target. No other token sees them, so nothing changes without them.
         causal_block: as in `masks.train_mask`.
-        is_flat: make one row of all, without padding: first all clean tokens, then all noisy ones. Not for masks over whole
-            rows.
+        is_flat: make one row of all, without padding: all clean tokens, then all noisy ones. Not for whole-row masks.
     """
     arrays = {name: tensor.numpy() for name, tensor in rows.items()}
     halves = [

@@ -161,8 +161,7 @@ def _drawn(
     rates: dict[int, float],
     rng: np.random.Generator,
 ) -> _Draw:
-    """Draw the blocks of a run of `length` tokens of a document, which may grow to `room`. `rates` has the mask rates of
-    documents that were drawn before."""
+    """Draw the blocks of a run of `length` tokens, which may grow to `room`. `rates`: those of documents drawn before."""
     is_short = noising.random_offsets > 0 and rng.random() < noising.random_offsets
     missing = int(rng.integers(block_size)) if is_short else 0
     padded = length

@@ -38,8 +38,7 @@ LARGEST_DENSE_MASK = 1 << 30
 
 CleanHalf = Callable[..., tuple[CleanKeys, LogitsOf]]
 """Runs the clean half of inputs once, without a graph. Takes the inputs, the clean outputs [M] of the flattened [B * T] whose
-logits may be asked for, and what to call in the model's stead, where a trainer has `wrapped` it. Returns its keys and values,
-and these logits."""
+logits may be asked for, and `wrapped` as `training_logits` does. Returns the half's keys and values, and these logits."""
 
 
 def training_logits(

@@ -43,8 +43,7 @@ def make_folder(folder: Path) -> None:
 
 def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_batch_size: int | None = None) -> None:
     """Record in `folder` which recipe is trained there, on which documents (their hash, if it is known) and how many rows a
-    step, or raise `SetBlockError` if it already holds the run of another recipe, or of other documents, which this one would
-    silently continue with."""
+    step. Raise `SetBlockError` if it holds another run, which this one would silently continue."""
     wanted = check_run(folder, recipe, documents=documents, global_batch_size=global_batch_size)
     if not (folder / _RECIPE_FILE).is_file():
         write_whole(folder / _RECIPE_FILE, json.dumps(wanted, indent=2) + "\n")
@@ -96,11 +95,8 @@ def without_nulls(value: Any) -> Any:
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in `folder` that are whole.
-
-    The record of what was trained is written last, when all processes are done and the rest was checked: a checkpoint
-    without it was being written when a process was killed, and is passed over.
-    """
+    """Return the checkpoints in `folder` that are whole. The record of what was trained is written last, when all processes
+    are done and the rest was checked: one without it was being written when a process was killed."""
     return [path for path in _checkpoints(folder) if _is_whole(path)]
 
 
@@ -133,10 +129,7 @@ def is_finished(folder: Path) -> bool:
 
 @contextmanager
 def telling_of_full_disks(folder: Path) -> Iterator[None]:
-    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: unfinished checkpoints are deleted.
-
-    What was whole before stays so: a run resumes from it.
-    """
+    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: unfinished checkpoints are deleted."""
     try:
         yield
     except Exception as error:

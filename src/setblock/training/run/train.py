@@ -249,8 +249,7 @@ def _new_model(section: ModelSection, data: DataSection) -> SBDModel:
 
 
 def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Return the config and the tokenizer of the model a recipe starts from, without its weights. The tokenizer has the
-    data's chat template."""
+    """Return the config of the model a recipe starts from, and its tokenizer, which has the data's chat template."""
     if section.path is not None:
         config, tokenizer = load_tokenizer(section.path)
         use_chat_template(data.chat_template, tokenizer)

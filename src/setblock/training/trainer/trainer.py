@@ -125,9 +125,8 @@ class SBDTrainer(Trainer):
         self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Tensor | int | None]:
-        """Return the batches of the next step, and their number of targets; none where a resumed run has all its steps
-        behind it: the Trainer would look only after one more."""
-        if self.state.global_step >= self.state.max_steps:
+        """Return the batches of the next step and their number of targets; none where a resumed run has taken all steps."""
+        if self.state.global_step >= self.state.max_steps:  # the Trainer would look only after one more
             self.control = TrainerControl(should_training_stop=True)
             return [], None
         batches: tuple[list[Any], Tensor | int | None] = super().get_batch_samples(*args, **kwargs)
@@ -174,11 +173,8 @@ class SBDTrainer(Trainer):
         return self.optimizer
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
-        """Run one forward pass, and compute both terms of eq. 14.
-
-        An adapter on noisy tokens does not affect the next-token term. Training then leaves this term out, and runs the clean
-        half separately, without a graph.
-        """
+        """Run a forward pass, and compute both terms of eq. 14. An adapter on noisy tokens does not affect the next-token term:
+        training then leaves it out, and runs the clean half separately, without a graph."""
         clean_half: CleanHalf | None = None
         if self._gate is not None:
             self._gate.set(inputs.block_ids != CLEAN)
@@ -236,8 +232,8 @@ class SBDTrainer(Trainer):
         return total
 
     def _figures(self, prefix: str) -> dict[str, float]:
-        """Return the mean of each term since the last call, and of training steps the tokens per second, and the share of the
-        peak where there is one. Sums are over all processes: every one must call this."""
+        """Return the mean of each term since the last call, and of training steps the tokens per second and the share of the
+        peak. Sums are over all processes: every one must call this."""
         names = [prefix + name for name in _SUMS] + ([] if prefix else ["tokens", "operations"])
         taken = [float(self._sums.pop(name, 0.0)) for name in names]
         if self.accelerator.num_processes > 1:
