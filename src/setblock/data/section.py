@@ -103,12 +103,12 @@ class DataSection(_Texts):
         """Return this section, `train`, and that of the texts to evaluate on, `evaluation`, if there are separate ones."""
         if self.evaluation is None:
             return {"train": self}
-        given = self.evaluation.model_dump(exclude_unset=True)
+        given = {"documents": None} | self.evaluation.model_dump(exclude_unset=True)
         if self.mixture is not None and self.evaluation.source is None:
-            others = tuple(source.model_copy(update={"documents": None} | given) for source in self.mixture)
-            return {"train": self, "evaluation": self.model_copy(update={"mixture": others, "evaluation": None})}
-        alone: dict[str, None] = {"mixture": None, "evaluation": None}
-        # Where evaluation names columns, none is inherited: they may name another shape.
-        if any(name.endswith("_column") for name in given):
-            alone |= {name: None for name in _Texts.model_fields if name.endswith("_column")}
-        return {"train": self, "evaluation": self.model_copy(update=alone | {"documents": None} | given)}
+            given = {"mixture": tuple(source.model_copy(update=given) for source in self.mixture)}
+        else:
+            given["mixture"] = None
+            # Where evaluation names columns, none is inherited: they may name another shape.
+            if any(name.endswith("_column") for name in given):
+                given = {name: None for name in _Texts.model_fields if name.endswith("_column")} | given
+        return {"train": self, "evaluation": self.model_copy(update={"evaluation": None} | given)}

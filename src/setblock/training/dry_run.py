@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.data.corpus.corpus import DocumentLimits
-from setblock.data.corpus.tokenised import MANIFEST
 from setblock.data.rows import rows_of
 from setblock.data.texts.records import check_texts
 from setblock.errors import SetBlockError
@@ -93,14 +91,12 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     one, in operations per second, of which a `share` in 0..1 is reached. Raise `SetBlockError` if the model's config can't be
     read, or a file of the data is not there."""
     # 1. What is trained, and on what
-    if recipe.data.tokenised is None:
-        check_texts(recipe.data)
-    elif not (Path(recipe.data.tokenised) / MANIFEST).is_file():
-        raise SetBlockError(
-            f"data.tokenised {recipe.data.tokenised} holds no tokenised data: run `setblock data tokenise` first"
-        )
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
-    context = context_length_of(config)
+    context, steps, rows = context_length_of(config), args.max_steps, 0
+    if steps > 0 and recipe.data.tokenised is None:
+        check_texts(recipe.data)
+    else:
+        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context))["train"])
     length = min(recipe.data.row_length or context, context)
     batch = args.per_device_train_batch_size
     inputs = _inputs(args, rows=batch, length=length, context_length=context)
@@ -116,9 +112,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         raise SetBlockError(
             f"training.global_batch_size must be a multiple of {batch * gpus} ({gpus} GPUs x {batch}), not {a_step}"
         )
-    steps = args.max_steps
     if steps <= 0:
-        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context))["train"])
         steps = math.ceil(rows * args.num_train_epochs / a_step)
     operations = float(cost.of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4

@@ -17,9 +17,6 @@ MaskRatePer = Literal["document", "block"]
 NoiseOn = Literal["document", "targets"]
 MaskPlaces = Literal["anywhere", "tail"]
 
-_Draw = tuple[int, np.ndarray, np.ndarray]
-"""The blocks of one run of N tokens: how many the first block lacks, each token's block [N], and which are masked [N]."""
-
 
 @dataclass
 class Noising:
@@ -118,7 +115,7 @@ def noise_row(
     parts: list[NoisyHalf] = []
     blocks = 0
     runs = noised_runs(labels, document_ids, noise_on=noising.noise_on)
-    drawn: dict[int, _Draw] = {}  # of each run, in the copy before
+    drawn: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}  # of each run, in the copy before
     for copy in range(noising.noisy_copies):
         rates: dict[int, float] = {}  # document -> η; a document's runs share it
         for run, (start, end) in enumerate(runs):
@@ -160,8 +157,9 @@ def _drawn(
     noising: Noising,
     rates: dict[int, float],
     rng: np.random.Generator,
-) -> _Draw:
-    """Draw the blocks of a run of `length` tokens, which may grow to `room`. `rates`: those of documents drawn before."""
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Draw the blocks of a run of `length` tokens, which may grow to `room`. `rates`: those of documents drawn before. Return
+    how many tokens the first block lacks, each token's block [N], and which are masked [N]."""
     is_short = noising.random_offsets > 0 and rng.random() < noising.random_offsets
     missing = int(rng.integers(block_size)) if is_short else 0
     padded = length

@@ -87,14 +87,12 @@ def merge(base: SBDModel, adapter: Path) -> None:
         base.model = wrapped.merge_and_unload()
 
 
-_WRAPPERS = re.compile(r"(?<![^.])(_checkpoint_wrapped_module|_orig_mod)\.")
-
-
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters that are trained, named as in a checkpoint: PEFT leaves out the name of its adapter."""
-    adapter = getattr(model, "active_adapter", None) if hasattr(model, "get_base_model") else None
-    trained: dict[str, Tensor] = {_WRAPPERS.sub("", name): p for name, p in model.named_parameters() if p.requires_grad}
-    return trained if adapter is None else {re.sub(rf"\.{adapter}(?=\.|$)", "", name): p for name, p in trained.items()}
+    left_out = r"(?<![^.])(_checkpoint_wrapped_module|_orig_mod)\."
+    if hasattr(model, "get_base_model"):
+        left_out += rf"|\.{model.active_adapter}(?=\.|$)"
+    return {re.sub(left_out, "", name): p for name, p in model.named_parameters() if p.requires_grad}
 
 
 class Completeness(TrainerCallback):
