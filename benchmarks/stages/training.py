@@ -21,7 +21,7 @@ from measuring.comparison import OURS_PLAIN, PLAIN, compared
 from measuring.contenders import ours, transformers
 from measuring.output import note
 from setblock.data.corpus.corpus import DocumentLimits
-from setblock.data.rows import rows_of
+from setblock.data.corpus.tokenised import rows_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.run.train import context_length_of

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from data.conftest import CHATML, MARKED, chat
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
+from setblock.data.corpus.tokenised import rows_of
 from setblock.data.packing import IGNORE, PADDING
-from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
 from setblock.data.texts import encoding
 from setblock.data.texts.chat import use_chat_template

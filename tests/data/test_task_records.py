@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from setblock.data.corpus.corpus import DocumentLimits
-from setblock.data.rows import rows_of
+from setblock.data.corpus.tokenised import rows_of
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import TASKS
 from setblock.data.texts.encoding import Encoder, corpus_texts

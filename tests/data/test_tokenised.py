@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus import corpus
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
-from setblock.data.corpus.tokenised import tokenise
-from setblock.data.rows import rows_of
+from setblock.data.corpus.tokenised import rows_of, tokenise
 from setblock.data.section import DataSection
 from setblock.errors import SetBlockError
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedToken
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock.data.corpus.corpus import DocumentLimits
-from setblock.data.rows import rows_of
+from setblock.data.corpus.tokenised import rows_of
 from setblock.data.texts.records import check_texts
 from setblock.errors import SetBlockError
 from setblock.model.adapter.gate import gate_of
@@ -66,7 +66,6 @@ class Estimate:
     disk: int  # all that are there at once, and the final model
     operations: float  # floating-point operations of the whole training
     seconds: float  # at the share of the peak that was given
-    gpus: int
 
     @property
     def total(self) -> int:
@@ -131,7 +130,6 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         disk=checkpoint * max(1, kept) + everything * weight_bytes,
         operations=operations,
         seconds=operations / (gpus * peak * share),
-        gpus=gpus,
     )
 
 

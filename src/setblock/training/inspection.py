@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import DocumentLimits
+from setblock.data.corpus.tokenised import rows_of
 from setblock.data.packing import IGNORE, RowDataset, as_batch
-from setblock.data.rows import rows_of
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.facts import read_facts
 from setblock.training.config import SBDConfig
@@ -53,26 +53,22 @@ def inspected_row(
     def known(values: Tensor, nothing: int) -> list[int | None]:
         return [None if value == nothing else value for value in values.tolist()]
 
-    length = batch["labels"].shape[1]
-    places = {"document_ids": inputs.document_ids, "position_ids": inputs.position_ids}
-    of_blocks = {"block_starts": inputs.limits, "block_ids": inputs.block_ids}
-    clean = {
-        "input_ids": inputs.input_ids[0, :length].tolist(),
-        **{name: column[0, :length].tolist() for name, column in places.items()},
-        "predicts": known(predicts[:length], -1),
-        "labels": known(batch["labels"][0], IGNORE),
-    }
-    noisy = {
-        "input_ids": known(inputs.input_ids[0, length:], mask_token_id),
-        **{name: column[0, length:].tolist() for name, column in (places | of_blocks).items()},
-        "predicts": known(predicts[length:], -1),
-    }
+    def half(here: slice) -> dict[str, list[int | None]]:
+        return {
+            "input_ids": known(inputs.input_ids[0, here], mask_token_id),
+            "document_ids": inputs.document_ids[0, here].tolist(),
+            "position_ids": inputs.position_ids[0, here].tolist(),
+            "predicts": known(predicts[here], -1),
+        }
+
+    clean, noisy = slice(*inputs.columns("clean")), slice(*inputs.columns("noisy"))
+    of_blocks = {"block_starts": inputs.limits[0, noisy].tolist(), "block_ids": inputs.block_ids[0, noisy].tolist()}
     shown = {
         "row": row,
         "block_size": None if args.objective == "ntp" else block_size,
         "where": rows.where(row),
-        "clean": clean,
-        "noisy": None if args.objective == "ntp" else noisy,
+        "clean": half(clean) | {"labels": known(batch["labels"][0], IGNORE)},
+        "noisy": None if args.objective == "ntp" else half(noisy) | of_blocks,
         "statistics": {**vars(rows.census), "rows": len(rows), "padding": rows.padding},
     }
     return shown, tokenizer

@@ -123,7 +123,8 @@ def show_estimate(
     found = dry_run(recipe, arguments, gpus=gpus, peak=hardware.peak(bits), share=share)
     limit = (hardware.memory or float("inf")) / _GIB if assumed.memory is None else assumed.memory
     if as_json:
-        print_json({**asdict(found), "total": found.total, "hardware": hardware.name, "share": share, "memory": limit})
+        assumptions = {"gpus": gpus, "total": found.total, "hardware": hardware.name, "share": share, "memory": limit}
+        print_json({**asdict(found), **assumptions})
     else:
         rows = [
             ("parameters", f"{found.parameters:,}"),

@@ -1,4 +1,4 @@
-"""Tokenise the data of a recipe once, in several processes, into a folder that every process of a training reads.
+"""Make the rows of a recipe's data, tokenised by the training, or once before it, in several processes, into a folder.
 
 Knows shards of documents (Arrow files, as `datasets` maps them), the index of packed rows, and what both were made of. Knows
 nothing of models. The shards and the rows are those that training without the folder would make, for any number of processes. A
@@ -20,7 +20,7 @@ import numpy as np
 from datasets.arrow_writer import ArrowWriter
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, packed_rows
+from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, cached, packed_rows
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, RecordShape, encoders_of, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
@@ -31,6 +31,18 @@ MANIFEST, _PLAN = "manifest.json", "plan.json"
 SHARD_DOCUMENTS = 8192
 
 _FREE = {"chat_template"}  # the tokenizer has it
+
+
+def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, CorpusRows]:
+    """Return the rows of a recipe's data section: `train`, and `evaluation` if there are any. The tokenizer's template writes
+    chats. Raise `SetBlockError` if the data can't be read, or is not as the section and the limits say."""
+    if section.tokenised is not None:
+        return _tokenised_rows(Path(section.tokenised), section, tokenizer, limits)
+    sources = {
+        part: [cached(encoder, records_of(encoder.section), limits) for encoder in encoders_of(own, tokenizer)]
+        for part, own in section.parts.items()
+    }
+    return packed_rows(section, limits, sources, pad_token_id=tokenizer.eos_token_id)
 
 
 def tokenise(
@@ -85,13 +97,11 @@ def tokenise(
     return rows["train"].census
 
 
-def tokenised_rows(
-    section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
+def _tokenised_rows(
+    folder: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
 ) -> dict[str, CorpusRows]:
     """Return what `packed_rows` made of a section, from the folder that it names. Reads none of the rows. Raise `SetBlockError`
     if the folder is not whole, or was made by another tokenizer or of another section."""
-    assert section.tokenised is not None
-    folder = Path(section.tokenised)
 
     def refusal(why: str) -> SetBlockError:
         return SetBlockError(f"data.tokenised {folder}{why} `setblock data tokenise RECIPE --output {folder}`")

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.integrations import get_available_reporting_integrations, is_fsdp_enabled
 
 from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
+from setblock.data.corpus.tokenised import rows_of
 from setblock.data.packing import RowDataset
-from setblock.data.rows import rows_of
 from setblock.data.section import DataSection
 from setblock.data.texts.chat import use_chat_template
 from setblock.data.texts.encoding import corpus_texts
