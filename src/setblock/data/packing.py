@@ -26,11 +26,8 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Document:
-    """Hold one sequence to train on.
-
-    `token_ids` and `carries_loss` have the same length; `carries_loss[i]` says whether token i is a target. Tokens of a
-    prompt are not. Tokens of a completion are, including its end-of-text.
-    """
+    """Hold one sequence to train on. `carries_loss[i]` says whether token i is a target: tokens of a prompt are not, and those
+    of a completion are, its end-of-text too."""
 
     token_ids: Sequence[int]
     carries_loss: Sequence[bool]
@@ -43,10 +40,8 @@ class Document:
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> Iterator[Document]:
-    """Encode (prompt, completion) texts as documents. The completion and its end-of-text token carry loss.
-
-    The two texts are tokenised separately, as in decoding, where a prompt ends before the answer.
-    """
+    """Encode (prompt, completion) texts as documents. The completion and its end-of-text token carry loss. The two are
+    tokenised separately, as in decoding, where a prompt ends before the answer."""
     pairs = iter(pairs)
     while chunk := list(islice(pairs, 1024)):
         prompts, completions = zip(*chunk, strict=True)
@@ -61,10 +56,7 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, 
 
 @dataclass(frozen=True)
 class Row:
-    """Hold packed documents: four int32 arrays of one length.
-
-    `labels[i]` is the token at i, or `IGNORE`. The loss shifts the labels.
-    """
+    """Hold packed documents: four int32 arrays of one length. `labels[i]` is the token at i, or `IGNORE`: the loss shifts."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -73,10 +65,8 @@ class Row:
 
 
 def fill(sizes: Iterable[int], *, row_length: int) -> Iterator[list[int]]:
-    """Yield the numbers of what goes into each row: each item into the first of the open rows that has room for its size.
-
-    Rows come in the order in which they were opened, each as soon as it is closed. No item may be larger than a row.
-    """
+    """Yield the numbers of what goes into each row: each item into the first open row that has room for its size. Rows come in
+    the order in which they were opened, each as soon as it is closed. No item may be larger than a row."""
     rows: deque[list[int]] = deque()
     room: deque[int] = deque()
     for number, size in enumerate(sizes):
@@ -97,8 +87,8 @@ _OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time,
 
 
 def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
-    """Pack documents into rows of `row_length` tokens. Each document goes into the first open row that has room. Rows keep the
-    order in which they were opened, so the same documents give the same rows. Raise `SetBlockError` if a document is longer."""
+    """Pack documents into rows of `row_length` tokens, the same ones into the same rows (`fill`). Raise `SetBlockError` if a
+    document is longer."""
     documents = list(documents)
     for index, document in enumerate(documents):
         if len(document) > row_length:

@@ -28,11 +28,9 @@ QUESTION_ANSWER_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a tokenizer of at most `vocab_size` ids (at least 261: 256 bytes and the special tokens).
-
-    The special tokens come first: end-of-text is id 0, the reserved ones 1 to 4. A later fine-tuning takes a reserved
-    one as its mask token, so that no embedding has to be appended. Raise `SetBlockError` for a smaller `vocab_size`.
-    """
+    """Train a tokenizer of at most `vocab_size` ids. The special tokens come first: end-of-text is id 0, the reserved ones 1 to
+    4, of which a later fine-tuning takes one as its mask token, so that no embedding has to be appended. Raise `SetBlockError`
+    for less than 261 ids: 256 bytes and the special tokens."""
     smallest = 256 + 1 + len(RESERVED)
     if vocab_size < smallest:
         raise SetBlockError(f"vocab_size must be at least {smallest}, not {vocab_size}")

@@ -41,11 +41,8 @@ class AdapterSection(Section):
 
 
 def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
-    """Put a new adapter into the model, freeze everything else, and return the model in PEFT's wrapper, to be trained.
-
-    The layers of `sbd.model` itself are changed; the wrapper adds how they are saved and loaded. Raise `SetBlockError` if PEFT
-    is not installed, or the model has no such layers.
-    """
+    """Put a new adapter into the layers of `sbd.model`, freeze everything else, and return the model in PEFT's wrapper, which
+    adds how they are saved and loaded. Raise `SetBlockError` if PEFT is not installed, or the model has no such layers."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
@@ -72,12 +69,9 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
 
 
 def frozen_half(model: nn.Module) -> CleanHalf:
-    """Return what runs the clean half of inputs, for a model in PEFT's wrapper whose adapter acts on noisy tokens alone.
-
-    The clean half of every step is the base model's: it needs no gradient, and all noisy copies attend to its keys. Its logits
-    are those of the teacher, where masked tokens have one (`setblock.training.loss.loss`). What is kept of the outputs whose
-    logits may be asked for are hidden states, where the head is known, and else all of the logits.
-    """
+    """Return what runs the clean half of inputs, for a model in PEFT's wrapper whose adapter acts on noisy tokens alone. That
+    half is the base model's: it needs no gradient, all noisy copies attend to its keys, and its logits are the teacher's. What
+    is kept for these are hidden states, where the head is known, and else the logits."""
     wrapper: Any = model
     base: PreTrainedModel = wrapper.get_base_model()
     head, gate = split_head(base), gate_of(base)

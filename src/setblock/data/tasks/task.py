@@ -168,10 +168,8 @@ def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str)
 
 
 def split_path(source: str) -> tuple[Path, str] | None:
-    """Return the Python file that `PATH` or `PATH:NAME` names, and the task's name or an empty text. None for anything else.
-
-    PATH ends in .py, or is a folder with `__init__.py`.
-    """
+    """Return the Python file that `PATH` or `PATH:NAME` names, and the task's name or an empty text. PATH ends in .py, or is a
+    folder with `__init__.py`; None for anything else."""
     path, _, name = source.partition(".py:") if ".py:" in source else (source.removesuffix(".py"), "", "")
     if path != source:
         return Path(f"{path}.py").expanduser(), name

@@ -191,10 +191,8 @@ def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
 
 @contextmanager
 def _reading(source: str, before: str = "") -> Iterator[None]:
-    """Turn what `datasets` raises over what it can't find or read into a `SetBlockError`.
-
-    Builders, file systems and parsers raise anything, so this catches anything. Only calls to `datasets` belong inside.
-    """
+    """Turn what `datasets` raises over what it can't find or read into a `SetBlockError`. It may raise anything, so this
+    catches anything: only calls to `datasets` belong inside."""
     try:
         yield
     except (SetBlockError, GeneratorExit):

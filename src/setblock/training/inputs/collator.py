@@ -26,11 +26,9 @@ EVALUATION = 1 << 31
 
 @dataclass(eq=False)
 class SBDCollator(TrainerCallback):
-    """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for.
-
-    `labels` [B, L] are for the Trainer, which divides the loss by their count. They are next-token targets alone: a document's
-    first token has none. A trainer's callback, too, which counts the batches of each epoch.
-    """
+    """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for. The Trainer divides
+    the loss by the count of `labels` [B, L]: next-token targets, none for a document's first token. A trainer's callback, too,
+    which counts the batches of each epoch."""
 
     args: SBDConfig  # the training arguments
     noise_ids: range  # as in `noise_row`; empty where the objective is `ntp`

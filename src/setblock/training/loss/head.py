@@ -37,11 +37,9 @@ class SplitHead:
 
 
 def split_head(model: PreTrainedModel) -> SplitHead | None:
-    """Return the head of a model, or None where nothing this package knows of gives the model's own logits.
-
-    Runs the model once, over a few tokens. The main process does so and sends the others what it finds: they may not have
-    the weights. Every process must call this. A model whose weights are in no process can't be tried.
-    """
+    """Return the head of a model, or None where nothing this package knows of gives the model's own logits. The main process
+    runs the model once, over a few tokens, and sends the others what it finds: they may not have the weights. Every process
+    must call this. A model whose weights are in no process can't be tried."""
     module = model.get_output_embeddings()
     if module is None:
         return None

@@ -111,10 +111,8 @@ def chunked_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum of the losses of a head's logits, a scalar, and each loss [M], through which no gradient goes;
     both in float32 at least. The `hidden` states are [M, D], their `weights` [M] float32, and `parameters` the head's trained
-    weights. The logits of `chunk` hidden states exist at once, at least 1.
-
-    Losses are weighted here, and not by the caller, because the gradients are computed here.
-    """
+    weights. The logits of `chunk` hidden states exist at once, at least 1. Losses are weighted here, where the gradients are
+    computed."""
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or any(p.requires_grad for p in parameters))
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
     return apply(hidden, weights, losses_of, head, chunk, wanted, *parameters)

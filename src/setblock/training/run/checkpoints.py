@@ -41,17 +41,17 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-def claim(folder: Path, recipe: Recipe, *, documents: str | None = None, global_batch_size: int | None = None) -> None:
-    """Record in `folder` which recipe is trained there, on which documents (their hash, if it is known) and how many rows a
-    step. Raise `SetBlockError` if it holds another run, which this one would silently continue."""
-    wanted = check_run(folder, recipe, documents=documents, global_batch_size=global_batch_size)
+def claim(folder: Path, recipe: Recipe, **known: Any) -> None:
+    """Record in `folder` which recipe is trained there, and what is `known` besides: a hash of its `documents`, and the rows of
+    a step, `global_batch_size`. Raise `SetBlockError` as `check_run` does."""
+    wanted = check_run(folder, recipe, **known)
     if not (folder / _RECIPE_FILE).is_file():
         write_whole(folder / _RECIPE_FILE, json.dumps(wanted, indent=2) + "\n")
 
 
 def check_run(folder: Path, recipe: Recipe, **known: Any) -> dict[str, Any]:
-    """Return the record of a recipe's run, with what is `known` besides, or raise `SetBlockError` if `folder` holds the run of
-    another one. Of a finished run the recipe is all that is known without its data."""
+    """Return the record of a recipe's run, with what is `known` besides. Raise `SetBlockError` if `folder` holds another run,
+    which this one would silently continue. Of a finished run the recipe is all that is known without its data."""
     wanted: dict[str, Any] = json.loads(recipe.model_dump_json()) | known
     wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
     path = folder / _RECIPE_FILE

@@ -226,10 +226,8 @@ def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False
 
 def result_dtype(section: ModelSection) -> torch.dtype | None:
     """Return the type of the checkpoint that a recipe starts from, which its result gets; None where the recipe names one.
-
-    Steps of all weights need float32, and so does a run that resumes. But a result in float32 also loads as float32, and
-    there a block costs much more than a token: most of what blocks gain would be lost by saving.
-    """
+    Steps of all weights need float32, and so does a run that resumes. But a result in float32 also loads as float32, where a
+    block costs much more than a token."""
     if section.path is None or section.dtype is not None:
         return None
     config, _ = load_tokenizer(section.path)

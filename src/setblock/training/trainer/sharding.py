@@ -66,11 +66,9 @@ def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 def with_tied_weights_visible(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Have `Accelerator.prepare` see the one weight that an embedding and a head share, where PEFT trains rows of it.
-
-    PEFT's wrappers give a new tensor each time, so Accelerate would shard the embedding and the head separately, which
-    PyTorch refuses. Switched off, they give the weight itself.
-    """
+    """Have `Accelerator.prepare` see the one weight that an embedding and a head share, where PEFT trains rows of it. PEFT's
+    wrappers give a new tensor each time, so Accelerate would shard the two separately, which PyTorch refuses. Switched off,
+    they give the weight itself."""
 
     def prepared(*objects: Any, **kwargs: Any) -> Any:
         modules = [module for each in objects if isinstance(each, nn.Module) for module in each.modules()]
