@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from data.conftest import CHATML, chat
-from setblock.data.section import SourceSection
+from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord
 from setblock.data.tokenizer import train_tokenizer
@@ -32,9 +32,8 @@ TOKENIZER = new_tokenizer()
 def encode(
     *columns: dict[str, Any], tokenizer: PreTrainedTokenizerBase = TOKENIZER, **options: Any
 ) -> list[dict[str, Any]]:
-    named = {name: options.pop(name) for name in tuple(options) if name.endswith("_column")}
-    settings = {"loss_on": "assistant", "special_tokens": "error", **options}
-    encoder = Encoder(tokenizer, SourceSection(source="a.jsonl", **named), **settings)
+    data = DataSection(source="a.jsonl", **options)
+    encoder = Encoder(tokenizer, data.sources[0], data)
     return list(encoder.documents(SourceRecord(f"a.jsonl, line {i + 1}", each) for i, each in enumerate(columns)))
 
 

@@ -64,10 +64,8 @@ def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
 
 
 def test_only_completions_carry_loss(tokenizer):
-    section = source("word-problems", documents=1)
-    (document,) = Encoder(tokenizer, section, loss_on="assistant", special_tokens="error").documents(
-        records_of(section)
-    )
+    data = DataSection(source="word-problems", documents=1)
+    (document,) = Encoder(tokenizer, data.sources[0], data).documents(records_of(data.sources[0]))
     exercise = next(TASKS["word-problems"].examples("train"))
     learned = [token for token, carries in zip(document["token_ids"], document["carries_loss"], strict=True) if carries]
     assert tokenizer.decode(learned) == f"{exercise.completion}<|endoftext|>"

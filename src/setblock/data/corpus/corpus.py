@@ -21,7 +21,7 @@ from datasets.exceptions import DatasetGenerationError
 from setblock.data.packing import Document, Row, fill, row_of
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder
-from setblock.data.texts.records import AnyRecords
+from setblock.data.texts.records import records_of
 from setblock.errors import SetBlockError, warn
 
 
@@ -107,9 +107,10 @@ special token, and the last two are numbers of tokens, so that counting reads no
 what is held out for evaluation depends on nothing else, and two equal documents are never on both sides."""
 
 
-def cached(encoder: Encoder, records: AnyRecords, limits: DocumentLimits) -> datasets.Dataset:
+def cached(encoder: Encoder, limits: DocumentLimits) -> datasets.Dataset:
     """Return the documents of one source, tokenised once and kept on disk until the source or the tokenizer changes. Raise
     `SetBlockError` for a bad record, an id that the limits forbid, no document at all, or a cache that can't be written."""
+    records = records_of(encoder.section)
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.

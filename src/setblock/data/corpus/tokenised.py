@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, cached, packed_rows
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, RecordShape, encoders_of, shaped, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, RecordShape, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole, writing
@@ -39,7 +39,7 @@ def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: Do
     if section.tokenised is not None:
         return _tokenised_rows(Path(section.tokenised), section, tokenizer, limits)
     sources = {
-        part: [cached(encoder, records_of(encoder.section), limits) for encoder in encoders_of(own, tokenizer)]
+        part: [cached(Encoder(tokenizer, source, own), limits) for source in own.sources]
         for part, own in section.parts.items()
     }
     return packed_rows(section, limits, sources, pad_token_id=tokenizer.eos_token_id)
@@ -65,9 +65,9 @@ def tokenise(
         on_progress: called with the number of documents so far.
     """
     sources = {
-        f"{part}-{number:02d}": (encoder, records_of(encoder.section))
+        f"{part}-{number:02d}": (Encoder(tokenizer, source, own), records_of(source))
         for part, own in section.parts.items()
-        for number, encoder in enumerate(encoders_of(own, tokenizer))
+        for number, source in enumerate(own.sources)
     }
     read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
     plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": shard_documents}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
+from setblock.data.section import DataSection, SourceSection
 from setblock.data.texts.chat import Piece, chat_pieces
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
@@ -26,17 +26,13 @@ class Encoder:
 
     tokenizer: PreTrainedTokenizerBase  # chats are written by its template
     section: SourceSection  # names the columns; those it leaves open are found by their usual names
-    # `assistant`: answers and completions; `all`: prompts, too. The `text` shape always carries loss all over
-    loss_on: LossOn
-    # What to do with a document whose own text spells a special token: raise (`error`), mark it to be left out (`drop`), learn
-    # the letters (`spell`) or the token (`keep`)
-    special_tokens: SpecialTokens
+    data: DataSection  # says what carries loss, and what becomes of texts that spell special tokens
 
     @property
     def fingerprint(self) -> list[Any]:
         """Return what changes when the same records would be encoded otherwise."""
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
-        return [_FORMAT, columns, self.loss_on, self.special_tokens, tokenizer_fingerprint(self.tokenizer)]
+        return [_FORMAT, columns, self.data.loss_on, self.data.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
     def documents(
         self, records: Iterable[SourceRecord], shape: "RecordShape | None" = None
@@ -60,14 +56,14 @@ class Encoder:
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
             contents: list[str] | None = None
             pieces: list[Piece] = []
-            if found is not None and self.special_tokens == "error":
+            if found is not None and self.data.special_tokens == "error":
                 raise SetBlockError(
                     f"its text contains the special token {found!r}: set data.special_tokens to spell (encode it as "
                     "letters, as in prompts), keep (encode it as the token) or drop (leave the document out)"
                 )
-            if found is not None and self.special_tokens == "spell":
+            if found is not None and self.data.special_tokens == "spell":
                 values, contents = _held_apart(values, shape, special)
-            if found is None or self.special_tokens != "drop":
+            if found is None or self.data.special_tokens != "drop":
                 pieces = self._pieces(values, shape, record.columns.get("tools"))
         except SetBlockError as error:
             raise SetBlockError(f"{record.where}: {error}") from error
@@ -75,10 +71,10 @@ class Encoder:
 
     def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:
         if shape.name == "messages":
-            return chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.loss_on == "all")
+            return chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.data.loss_on == "all")
         if shape.name == "text":
             return [(values[0], True)]
-        return [(values[0], self.loss_on == "all"), (values[1], True)]
+        return [(values[0], self.data.loss_on == "all"), (values[1], True)]
 
     def _tokenised(
         self, records: list[SourceRecord], cut: list["_Cut"], shape: "RecordShape"
@@ -141,14 +137,6 @@ class Encoder:
             f"{record.where}: the tokenizer joins the end of a prompt and the beginning of its answer in one token, and writes "
             "the answer differently alone: change the chat template, or set data.loss_on: all"
         )
-
-
-def encoders_of(section: DataSection, tokenizer: PreTrainedTokenizerBase) -> list[Encoder]:
-    """Return the encoder of each source of a section."""
-    return [
-        Encoder(tokenizer, source, loss_on=section.loss_on, special_tokens=section.special_tokens)
-        for source in section.sources
-    ]
 
 
 _FORMAT = 1  # of the documents; another number where code here begins to give others

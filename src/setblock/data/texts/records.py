@@ -103,10 +103,7 @@ class TaskRecords:
             yield SourceRecord(where, example.record)
 
 
-AnyRecords = FileRecords | HubRecords | TaskRecords
-
-
-def records_of(section: SourceSection) -> AnyRecords:
+def records_of(section: SourceSection) -> FileRecords | HubRecords | TaskRecords:
     """Return the records of a source: a task's examples where it is the name or file of one, local files where it is theirs,
     else a hub's. Raise `SetBlockError` if there is no such file, the data set can't be loaded, or it may have no end."""
     if is_task(section.source):

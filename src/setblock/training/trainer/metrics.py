@@ -50,12 +50,9 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Hold the floating-point operations that a training step needs for each token.
-
-    A matrix of N weights takes 2 N for a token forward, 2 N for the gradient of its input and, where it is trained, 2 N for its
-    own: 6 N, or 4 N where it is frozen. What attention computes between tokens is left out, and so are layers that are run
-    again; of experts, all are counted. Low for long rows, high for experts.
-    """
+    """Hold the floating-point operations that a training step needs for each token. A matrix of N weights takes 2 N for a token
+    forward, 2 N for the gradient of its input and, where it is trained, 2 N for its own. What attention computes between tokens
+    is left out, and so are layers that are run again; of experts, all are counted."""
 
     layers: int  # for a token that passes through the layers
     head: int  # for a target, whose logits are computed
