@@ -68,9 +68,8 @@ def regenerate(
     are, and how many answers to them the file has, which `on_progress` hears, too. Raise `SetBlockError` if the file holds
     answers to other questions, can't be written, or a question can't be answered.
 
-    Continues behind the last answer of the file, if there is one. An answer that did not end before the limit is left out:
-    a model that learned it would learn to end where it was cut. At a temperature above 0, an answer depends
-    on `settings.seed` and its question's number alone.
+    Continues behind the last answer of the file. An answer that did not end before the limit is left out: a model would learn
+    to end where it was cut. At a temperature above 0, an answer depends on `settings.seed` and its question's number alone.
     """
     questions = iter(questions)
     with writing(path):  # a last line that was cut short is taken out

@@ -1,6 +1,7 @@
 """`MuonAdamW`: two optimizers that behave as one."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ BETAS, EPS = (0.9, 0.95), 1e-8
 
 
 def made(model: nn.Module, lr: float = 1e-2) -> MuonAdamW:
-    return MuonAdamW(model, lr=lr, weight_decay=0.1, betas=BETAS, eps=EPS)
+    both = {"learning_rate": lr, "weight_decay": 0.1}
+    return MuonAdamW(model, SimpleNamespace(**both, adam_beta1=BETAS[0], adam_beta2=BETAS[1], adam_epsilon=EPS))
 
 
 def step(model: nn.Module, optimizer: Any, seed: int) -> None:

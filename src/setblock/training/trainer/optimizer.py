@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
+from transformers import TrainingArguments
 
 
 class MuonAdamW(Optimizer):
@@ -17,13 +18,10 @@ class MuonAdamW(Optimizer):
 
     Args:
         model: its trainable parameters are optimised.
-        lr, weight_decay: of both.
-        betas, eps: of AdamW.
+        args: have the learning rate and the weight decay of both, and the rest of AdamW.
     """
 
-    def __init__(
-        self, model: nn.Module, *, lr: float, weight_decay: float, betas: tuple[float, float], eps: float
-    ) -> None:
+    def __init__(self, model: nn.Module, args: TrainingArguments) -> None:
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         head = getattr(model, "get_output_embeddings", lambda: None)()
         tables |= {id(head.weight)} if head is not None else set()
@@ -32,11 +30,12 @@ class MuonAdamW(Optimizer):
         matrices = [p for p in trained if p.ndim == 2 and len(p) > 1 and id(p) not in tables]
         inside = {id(p) for p in matrices}
         others = [p for p in trained if id(p) not in inside]
+        lr, decay, betas = args.learning_rate, args.weight_decay, (args.adam_beta1, args.adam_beta2)
         self._parts: list[Optimizer] = []
         if matrices:
-            self._parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+            self._parts.append(Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
         if others:
-            self._parts.append(AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps))
+            self._parts.append(AdamW(others, lr=lr, weight_decay=decay, betas=betas, eps=args.adam_epsilon))
         self.least_rows = min(map(len, matrices), default=None)  # of a matrix; None where there is none
         super().__init__([{"params": p} for part in self._parts for p in part.param_groups[0]["params"]], {})
         # The very dicts of the parts, so that a scheduler's new rate reaches them.

@@ -61,13 +61,11 @@ def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> N
 
 
 class SBDTrainer(Trainer):
-    """Train on packed rows (`setblock.data.packing.RowDataset`).
+    """Train on packed rows (`setblock.data.packing.RowDataset`), whose noise the collator draws.
 
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
     accumulation steps. In addition to `loss`, logs `ntp_loss` and `matp_loss`, each a mean over its targets: in nats, but for
     total variations. It also logs `tokens_per_second`, which counts the texts' tokens without noisy copies.
-
-    The collator draws the noise (`setblock.training.inputs.collator`). Only logged values are read back from the device.
     """
 
     args: SBDConfig
@@ -83,8 +81,7 @@ class SBDTrainer(Trainer):
         peak: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare a model, which gets a mask token if it has none, and what trains it, or raise `SetBlockError` if it can't be
-        trained, or not so.
+        """Prepare a model and what trains it. Raise `SetBlockError` if it can't be trained, or not so.
 
         Args:
             sbd: what is trained, in place.
@@ -157,13 +154,7 @@ class SBDTrainer(Trainer):
         if self.args.matrix_optimizer == "adamw":
             optimizer: Optimizer = super().create_optimizer(model)
             return optimizer
-        self.optimizer = MuonAdamW(
-            model or self.model,
-            lr=self.args.learning_rate,
-            weight_decay=self.args.weight_decay,
-            betas=(self.args.adam_beta1, self.args.adam_beta2),
-            eps=self.args.adam_epsilon,
-        )
+        self.optimizer = MuonAdamW(model or self.model, self.args)
         rows = self.optimizer.least_rows
         if self.is_fsdp_enabled and rows is not None and rows < self.args.world_size:
             raise SetBlockError(
