@@ -147,8 +147,7 @@ def _model(
     recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Any, CleanHalf | None]:
     """Return the model to train, and what runs its clean half where that is frozen."""
-    dtype = torch.float32 if recipe.adapter is None else torch.bfloat16
-    dtype = dtype if recipe.model.dtype is None else getattr(torch, recipe.model.dtype)
+    dtype = getattr(torch, recipe.model.dtype or ("float32" if recipe.adapter is None else "bfloat16"))
     # Flex attention needs a GPU; PyTorch's SDPA holds as much, by documents.
     frozen = None
     with torch.device("meta"):

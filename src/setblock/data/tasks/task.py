@@ -17,7 +17,6 @@ from setblock.files import module_of
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
-
 _HELD_OUT_PERCENT = 5  # of all identities, for each of validation and test
 
 

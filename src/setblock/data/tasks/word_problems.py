@@ -2,10 +2,8 @@
 
 Knows how to write a problem, its reasoning and its answer, and which answers are right. Knows nothing of tokenizers or
 models. Numbers are small, mostly of one or two digits: a model of a few million parameters shall solve nearly all problems, so
-that what block decoding costs is not hidden behind what the model can't do at all.
-
-A problem's identity is its family with every number in it, names and things left out. So a held-out problem is never a
-training problem with other names: the splits share no such skeleton at all.
+that what block decoding costs is not hidden behind what the model can't do at all. A problem's identity is its family with
+every number in it, names and things left out. So a held-out problem is never a training problem with other names.
 """
 
 import random

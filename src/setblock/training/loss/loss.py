@@ -8,9 +8,9 @@ half of the same pass is then the teacher: it has read all tokens before the mas
 `exact` checks drafts against this distribution. With a clean distribution p and the block's own q, sampling accepts a draft
 with probability Σ min(p, q) = 1 - TV(p, q) (arXiv 2211.17192).
 
-The logits of M targets over a vocabulary of V are the largest tensor of a training step: in float32, with their softmax and
-their gradient, M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. In chunks, only a part of them exists at a time, and the
-forward pass already computes its gradients. So the backward pass needs no weights: a sharded model may have freed them by then.
+The logits of M targets over a vocabulary of V are the largest tensor of a training step: in float32, with softmax and gradient,
+M * V * 12 bytes, 70 GiB for 48k targets and V = 128k. In chunks, only a part of them exists at a time, and the forward pass
+already computes its gradients. So the backward pass needs no weights: a sharded model may have freed them by then.
 """
 
 from collections.abc import Callable, Sequence

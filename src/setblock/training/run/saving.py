@@ -47,8 +47,7 @@ def save_result(
     base model can't be loaded again. All processes raise the same.
 
     Args:
-        dtype: the type that all weights, where they were trained, are rounded to, and that the result runs in; None: as they
-            were trained.
+        dtype: what all weights, where they were trained, are rounded to, and the result runs in; None: as they were trained.
         starting: makes what it started from once more, prepared in the same way, its weights not quantised.
     """
     expected = sums_of(trained_tensors(trainer.model).items())

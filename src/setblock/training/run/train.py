@@ -55,13 +55,12 @@ from setblock.training.trainer.trainer import SBDTrainer, prepare
 
 _TOKENIZER_TEXTS = 20_000
 
-
 MakeCallbacks = Callable[[SBDTrainer, SBDModel], Sequence[TrainerCallback]]
 """From what trains and the model that it trains to what is to be called while it does."""
 
 
 def train(
-    recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks | None = None, peak: float | None = None
+    recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks = lambda *_: (), peak: float | None = None
 ) -> Path:
     """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't be
     loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe.
@@ -98,8 +97,7 @@ def train(
     given, held_out = data["train"], data.get("evaluation")
     trainer = SBDTrainer(sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=given, eval_dataset=held_out)
     at_the_end = [] if held_out is None else [_EvaluationAtTheEnd()]
-    more = [] if callbacks is None else callbacks(trainer, sbd)
-    for callback in (MetricsFile(), *at_the_end, *more):
+    for callback in (MetricsFile(), *at_the_end, *callbacks(trainer, sbd)):
         trainer.add_callback(callback)
     with args.main_process_first(local=args.save_on_each_node):  # one process for each folder
         claim(output, recipe, documents=rows["train"].fingerprint, global_batch_size=args.global_batch_size)

@@ -1,5 +1,4 @@
-"""Log what a run does: tokens a second, and the share of the hardware's peak that this is; each log a line of JSON in the
-output folder.
+"""Log tokens a second, and the share of the hardware's peak that this is; each log is a line of JSON in the output folder.
 
 Knows parameters, inputs, seconds and the Trainer's logs. Knows nothing of losses or of which hardware there is. The Trainer's
 own record is in its checkpoints, of which the older ones are deleted; this one outlives them.
