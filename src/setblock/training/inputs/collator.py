@@ -93,8 +93,7 @@ def drawn_block_size(args: SBDConfig, *, step: int, max_steps: int) -> int:
     evaluation. One that is in `block_sizes` twice is drawn twice as often.
 
     With a curriculum, only the smaller ones are drawn from at first: the share `progress / curriculum` of `block_sizes` in
-    order of size, rounded up, and at least one. Small blocks are close to what a next-token model does already; LLaDA 2.0
-    (arXiv 2512.15745) and T* (arXiv 2601.11214) go from small to large, too.
+    order of size, rounded up, and at least one (as LLaDA 2.0, arXiv 2512.15745, and T*, arXiv 2601.11214).
     """
     sizes, curriculum = args.block_sizes, args.block_size_curriculum
     if step == EVALUATION:
