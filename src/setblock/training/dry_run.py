@@ -160,9 +160,6 @@ def _model(
     return model.train(), frozen
 
 
-_MOST_RUNS = 64
-
-
 class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of tensors that operations make and that are alive."""
 
@@ -219,7 +216,7 @@ def _peak(model: Any, frozen: CleanHalf | None, args: SBDConfig, inputs: Trainin
             gate.open()
         head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
         runs = len(inputs.rows[0].clean) + len(inputs.rows[0].noisy)
-        at_once = _attention_at_once() if runs > _MOST_RUNS else nullcontext()
+        at_once = _attention_at_once() if runs > 64 else nullcontext()
         with _LiveMemory(model, gpus) as live, at_once, document_attention(model):
             with cast:
                 loss = training_loss(

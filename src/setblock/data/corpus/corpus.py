@@ -82,8 +82,6 @@ class Census:
         ]
 
 
-BUCKETS = 1 << 32
-
 FEATURES = Features(
     {
         "token_ids": List(Value("int32")),
@@ -241,7 +239,7 @@ def _chosen(
     what is kept, and what became of all. Those that are held out are taken, or all others."""
     held_out, longest = section.evaluation_fraction or 0.0, limits.longest(section)
     columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
-    mine = epoch[(columns["bucket"][epoch] < held_out * BUCKETS) == take_held_out]
+    mine = epoch[(columns["bucket"][epoch] < held_out * 2**32) == take_held_out]  # a bucket is a uint32
     lengths, targets = columns["length"][mine], columns["targets"][mine]
     is_special = columns["spells_special"][mine] & (section.special_tokens == "drop")
     is_long = ~is_special & (lengths > longest)

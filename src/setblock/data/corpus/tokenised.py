@@ -27,10 +27,7 @@ from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole, writing
 
-MANIFEST, _PLAN = "manifest.json", "plan.json"
-SHARD_DOCUMENTS = 8192
-
-_FREE = {"chat_template"}  # the tokenizer has it
+_MANIFEST, _PLAN = "manifest.json", "plan.json"
 
 
 def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, CorpusRows]:
@@ -52,7 +49,7 @@ def tokenise(
     *,
     limits: DocumentLimits,
     processes: int = 1,
-    shard_documents: int = SHARD_DOCUMENTS,
+    shard_documents: int = 8192,
     on_progress: Callable[[int], None] = lambda documents: None,
 ) -> Census:
     """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. Raise
@@ -93,7 +90,7 @@ def tokenise(
         censuses = {name: asdict(each.census) for name, each in rows.items()}
         fingerprints = {name: each.fingerprint for name, each in rows.items()}
         manifest = {"made_of": plan, "shards": shards, "census": censuses, "fingerprint": fingerprints}
-        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        write_whole(folder / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return rows["train"].census
 
 
@@ -107,12 +104,12 @@ def _tokenised_rows(
         return SetBlockError(f"data.tokenised {folder}{why} `setblock data tokenise RECIPE --output {folder}`")
 
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         made_of, shards = manifest["made_of"], manifest["shards"]
     except FileNotFoundError as error:
         raise refusal(" holds no tokenised data, or a part of it: run") from error
     except (OSError, ValueError, KeyError) as error:
-        raise refusal(f": can't read {MANIFEST}: run") from error
+        raise refusal(f": can't read {_MANIFEST}: run") from error
     wanted = _identity(section, tokenizer, limits)
     for key, there, here in differences({name: made_of.get(name) for name in wanted}, wanted):
         if key == "tokenizer":
@@ -121,7 +118,7 @@ def _tokenised_rows(
     for name, size in shards.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != size:
-            raise refusal(f": {name} is missing or not whole: delete {MANIFEST} and run")
+            raise refusal(f": {name} is missing or not whole: delete {_MANIFEST} and run")
     try:
         limits.refuse_ids(np.load(folder / "used-ids.npy"), f"data.tokenised {folder}")
         return {
@@ -136,7 +133,7 @@ def _tokenised_rows(
             for name, fingerprint in manifest["fingerprint"].items()
         }
     except (OSError, ValueError, KeyError) as error:
-        raise refusal(f": {error}: delete {MANIFEST} and run") from error
+        raise refusal(f": {error}: delete {_MANIFEST} and run") from error
 
 
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
@@ -144,7 +141,7 @@ def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: 
     return {
         "format": 2,
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        "data": section.model_dump(mode="json", exclude=_FREE),
+        "data": section.model_dump(mode="json", exclude={"chat_template"}),  # which the tokenizer has
         "longest_document": limits.longest(section),
     }
 

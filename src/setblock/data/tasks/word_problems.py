@@ -277,12 +277,9 @@ def _write(rng: random.Random) -> WordProblem:
     return WordProblem(" ".join(facts), answer, identity, number)
 
 
-_FINAL_NUMBER = re.compile(r"####\s*(-?\d+)")
-
-
 def answer_in(text: str) -> int | None:
     """Return the number after the last `####` of an answer, or None where there is none."""
-    found = _FINAL_NUMBER.findall(text)
+    found = re.findall(r"####\s*(-?\d+)", text)
     return int(found[-1]) if found else None
 
 

@@ -19,7 +19,6 @@ from setblock.training.run.checkpoints import without_nulls
 from setblock.training.trainer.metrics import read_metrics
 
 CARD_FILE = "README.md"
-_TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "peft")
 
 
@@ -40,7 +39,7 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
     start = base or "random weights"
     card: ModelCard = ModelCard.from_template(
         data,
-        template_path=str(_TEMPLATE),
+        template_path=str(Path(__file__).with_name("card.md.jinja")),
         title=path.name,
         folder=name,
         quoted=shlex.quote(name),

@@ -53,8 +53,6 @@ from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded
 from setblock.training.trainer.trainer import SBDTrainer, prepare
 
-_TOKENIZER_TEXTS = 20_000
-
 MakeCallbacks = Callable[[SBDTrainer, SBDModel], Sequence[TrainerCallback]]
 """From what trains and the model that it trains to what is to be called while it does."""
 
@@ -251,7 +249,7 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
         use_chat_template(data.chat_template, tokenizer)
         return config, tokenizer
     assert section.config is not None and section.vocab_size is not None
-    texts = itertools.islice(corpus_texts(data), _TOKENIZER_TEXTS)
+    texts = itertools.islice(corpus_texts(data), 20_000)
     tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
     use_chat_template(data.chat_template, tokenizer)
     of_tokenizer = {
