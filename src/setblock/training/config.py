@@ -72,13 +72,10 @@ class SBDConfig(Noising, TrainingArguments):
             )
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
-        for name in ("block_size_curriculum", "random_offsets", "full_mask_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+        if not 0 <= self.block_size_curriculum <= 1:
+            raise ValueError(f"block_size_curriculum must be between 0 and 1, not {self.block_size_curriculum}")
         check_at_least(0, ntp_weight=self.ntp_weight, matp_weight=self.matp_weight)
-        check_at_least(1, noisy_copies=self.noisy_copies)
-        if self.complementary_masks and self.noisy_copies % 2:
-            raise ValueError(f"complementary_masks needs an even number of noisy_copies, not {self.noisy_copies}")
+        self.check_noising()
         for name, kind in get_type_hints(SBDConfig).items():
             if get_origin(kind) is Literal:
                 check_one_of(name, getattr(self, name), get_args(kind))

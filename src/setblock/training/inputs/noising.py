@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from setblock.data.packing import IGNORE, PADDING
+from setblock.errors import check_at_least
 
 MaskRatePer = Literal["document", "block"]
 NoiseOn = Literal["document", "targets"]
@@ -48,6 +49,15 @@ class Noising:
     complementary_masks: bool = False
     full_mask_share: float = 0.0
     mask_places: MaskPlaces = "anywhere"
+
+    def check_noising(self) -> None:
+        """Raise ValueError where an option is outside of its range."""
+        check_at_least(1, noisy_copies=self.noisy_copies)
+        if self.complementary_masks and self.noisy_copies % 2:
+            raise ValueError(f"complementary_masks needs an even number of noisy_copies, not {self.noisy_copies}")
+        for name in ("random_offsets", "full_mask_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
