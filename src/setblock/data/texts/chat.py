@@ -33,7 +33,6 @@ def chat_pieces(
     Args:
         messages: a list of mappings with `role` and `content`, and whatever else the template knows.
         tools: what the template is given as such, if anything.
-        loss_on_all: let everything carry loss.
     """
     _check_messages(messages)
     if tokenizer.chat_template is None:

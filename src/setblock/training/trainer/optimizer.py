@@ -14,11 +14,8 @@ class MuonAdamW(Optimizer):
     """Combine two optimizers behind one interface, with one learning rate for both.
 
     Muon (Jordan et al., 2024) orthogonalises the momentum of each weight matrix; its steps are scaled to AdamW's size
-    (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW.
-
-    Args:
-        model: its trainable parameters are optimised.
-        args: have the learning rate and the weight decay of both, and the rest of AdamW.
+    (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW. Of a
+    `model` the trainable parameters are optimised; `args` have the rate and the weight decay of both, and the rest of AdamW.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments) -> None:
