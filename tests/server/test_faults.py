@@ -5,11 +5,13 @@ import json
 import logging
 import socket
 import threading
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
 import torch
+import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from server.live import TIMEOUT, eventually, parts, serving, tiny
@@ -186,6 +188,7 @@ def test_a_dead_engine_shows(served_model, monkeypatch):
             raise RuntimeError("out of memory")
 
         monkeypatch.setattr(engine, "step", break_down)
+        monkeypatch.setattr(live.server, "on_tick", partial(uvicorn.Server.on_tick, live.server))  # it would end
         assert error_of(live.chat(), 500)["code"] == "engine_failed"
         assert live.client.get("/health").status_code == 500
         assert live.client.get("/ready").status_code == 503

@@ -1,6 +1,6 @@
 """Build the server as an ASGI application: routes, middleware, and the handling of errors."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
@@ -26,10 +26,9 @@ from setblock.server.serving import ServerConfig, Serving
 from setblock.server.worker import Worker
 
 
-def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callable[[], None] = lambda: None) -> FastAPI:
-    """Return the application. `app.state.serving` is what it serves; `on_failure` is called, in another thread, if its
-    engine dies."""
-    worker = Worker(Engine(model, config.engine), on_failure=on_failure)
+def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
+    """Return the application. `app.state.serving` is what it serves."""
+    worker = Worker(Engine(model, config.engine))
     serving = Serving(
         config,
         facts={
@@ -51,7 +50,6 @@ def create_app(model: LanguageModel, config: ServerConfig, *, on_failure: Callab
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        worker.start()
         await serving.codec.warm()
         yield
         await worker.stop()

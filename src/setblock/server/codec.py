@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -31,9 +32,9 @@ class Codec:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._encoder, self._decoder = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
         self._tokenizer = tokenizer  # whose grammars the engine asks for
-        self._call_form: CallForm | None = None
+        self._call_form = cache(partial(call_form, self._encoder))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._texts: dict[int, str] = {}
+        self.text = cache(self._text)  # of one token, special ones included
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -50,9 +51,7 @@ class Codec:
 
     async def call_form(self) -> CallForm:
         """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""
-        if self._call_form is None:
-            self._call_form = await self._in_thread(lambda: call_form(self._encoder), param="tools")
-        return self._call_form
+        return await self._in_thread(self._call_form, param="tools")
 
     async def warm(self) -> None:
         """Read the vocabulary for grammars, where there is an engine of them. It takes a second in which nothing else runs."""
@@ -76,13 +75,10 @@ class Codec:
         `ApiError` if the prompt is empty or no Unicode."""
         return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=True), param="prompt")
 
-    def text(self, token_id: int) -> str:
-        """Return the text of one token, special ones included."""
-        if token_id not in self._texts:
-            text = self._decoder.decode([token_id])
-            assert isinstance(text, str)
-            self._texts[token_id] = text
-        return self._texts[token_id]
+    def _text(self, token_id: int) -> str:
+        text = self._decoder.decode([token_id])
+        assert isinstance(text, str)
+        return text
 
     def close(self) -> None:
         """End its thread."""

@@ -1,6 +1,5 @@
 """Run the server as a process, which on a signal to stop finishes the requests that it has begun."""
 
-import asyncio
 import contextlib
 import logging
 import signal
@@ -40,12 +39,7 @@ def serve(
     Return the exit code: 1 where the engine died."""
     _allow_many_files()
     log_to_stderr(log_level)
-    server: _Server
-
-    def stop() -> None:
-        server.should_exit = True
-
-    app = create_app(model, config, on_failure=stop)
+    app = create_app(model, config)
     serving: Serving = app.state.serving
     server = _Server(
         uvicorn.Config(
@@ -65,31 +59,30 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, *, serving: Serving, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._serving, self._on_start = serving, on_start
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deadline: float  # of what runs, by `time.monotonic()`, once the signal has come
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn; it calls this when SIGINT or SIGTERM comes, in the main thread."""
-        if self._serving.admission.is_closed or self._loop is None:
+        if self._serving.admission.is_closed or not self.started:
             self.should_exit = self.force_exit = True
             return
+        self._deadline = time.monotonic() + self._serving.config.limits.drain_seconds
         self._serving.admission.is_closed = True
         logger.info("draining", extra={"fields": {"signal": signal.Signals(sig).name}})
-        self._draining = asyncio.run_coroutine_threadsafe(self._drain_then_exit(), self._loop)
 
-    async def _drain_then_exit(self) -> None:
-        deadline = time.monotonic() + self._serving.config.limits.drain_seconds
-        while (left := self._serving.admission.active) and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
-        if left:
-            await self._serving.worker.stop()  # informs those who still wait
-        logger.info("drained", extra={"fields": {"unfinished_requests": left}})
-        self.should_exit = True
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn; it calls this ten times a second, and ends where it is true."""
+        admission, worker = self._serving.admission, self._serving.worker
+        if admission.is_closed and (not admission.active or time.monotonic() >= self._deadline):
+            logger.info("drained", extra={"fields": {"unfinished_requests": admission.active}})
+            await worker.stop()  # informs those who still wait
+            return True
+        return worker.failure is not None or await super().on_tick(counter)
 
 
 def _allow_many_files() -> None:

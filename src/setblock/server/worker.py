@@ -5,9 +5,9 @@ Knows the engine. Knows nothing of HTTP. Everything here but the thread runs in 
 
 import asyncio
 import logging
-import queue
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineFigures
@@ -23,44 +23,38 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
 class Worker:
     """Feed an engine from an event loop. The thread sleeps while there is nothing to decode."""
 
-    def __init__(self, engine: Engine, *, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.figures: EngineFigures = engine.figures  # after its last pass
         self.failure: Exception | None = None  # what the engine died of, if it has
-        self._engine, self._on_failure = engine, on_failure
-        # What the thread is to do between two passes, and None to stop
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._engine = engine
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="engine"
+        )  # a pass is next in it unless the engine is idle
         self._answers: dict[str, Answers] = {}
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop  # from `start` on
-
-    def start(self) -> None:
-        """Begin; the running event loop is the one that gets the answers."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        self._loop: asyncio.AbstractEventLoop  # from the first request on
 
     async def stop(self) -> None:
         """End after the pass that is being made. What was not answered fails with `EngineStopped`."""
         self._stopping = True
         self._fail_all()
-        self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.shutdown)
 
     @property
     def is_well(self) -> bool:
         """Return whether requests are being answered."""
-        return self._thread.is_alive() and not self._stopping and self.failure is None
+        return not self._stopping and self.failure is None
 
     async def submit(self, requests: Sequence[Request]) -> "Answers":
         """Have requests answered. Raise `SetBlockError` if the engine refuses one of them, and so all (`QueueFull` if there is
         no room), or `EngineStopped` if it can't any more."""
         if not self.is_well:
             raise EngineStopped
+        self._loop = asyncio.get_running_loop()
         answers = Answers(self, requests)
         self._answers |= {each.id: answers for each in requests}
-        self._inbox.put(lambda: self._submit(answers))
         try:
-            await answers.next()  # until the engine has taken the requests
+            await self._loop.run_in_executor(self._thread, self._submit, requests)
         except BaseException:
             answers.close()
             raise
@@ -69,41 +63,40 @@ class Worker:
     def give_up(self, request_id: str) -> None:
         """Cancel a request that nobody waits for any longer."""
         if self._answers.pop(request_id, None) is not None:
-            self._inbox.put(lambda: self._engine.cancel(request_id))
+            self._thread.submit(self._engine.cancel, request_id)
 
     # In the thread
 
-    def _run(self) -> None:
+    def _submit(self, requests: Sequence[Request]) -> None:
+        if not self.is_well:
+            raise EngineStopped
+        was_idle = self._engine.is_idle
         try:
-            while self._take_in():
-                progress = self._engine.step()
-                self.figures = self._engine.figures
-                if progress:
-                    self._loop.call_soon_threadsafe(self._hand_out, progress)
+            for each in requests:
+                self._engine.submit(each)
+        finally:
+            self.figures = self._engine.figures
+            if was_idle:
+                self._go_on()
+
+    def _pass(self) -> None:
+        try:
+            progress = self._engine.step()
+            self.figures = self._engine.figures
         except Exception as error:
             logger.exception("the engine has failed")
             self.failure = error
             self._loop.call_soon_threadsafe(self._fail_all)
-            self._on_failure()
+            return
+        if progress:
+            self._loop.call_soon_threadsafe(self._hand_out, progress)
+        self._go_on()
 
-    def _take_in(self) -> bool:
-        """Do what has come in, waiting for something if the engine is idle. False once there is nothing more to do."""
-        while not (self._inbox.empty() and not self._engine.is_idle):
-            work = self._inbox.get()
-            if work is None:
-                return False
-            work()
-        return True
-
-    def _submit(self, answers: "Answers") -> None:
-        fault = None
-        try:
-            for each in answers.requests:
-                self._engine.submit(each)
-        except Exception as error:
-            fault = error
-        self._loop.call_soon_threadsafe(answers.put, fault)
-        self.figures = self._engine.figures
+    def _go_on(self) -> None:
+        """Make another pass after what has come in, if there is something to decode."""
+        if not self._engine.is_idle:
+            with suppress(RuntimeError):  # the thread is to end
+                self._thread.submit(self._pass)
 
     # In the event loop
 
@@ -126,25 +119,25 @@ class Answers:
     """Follow the progress of requests that belong together. `close` gives up what is not finished."""
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
-        self.requests = requests
         self._worker = worker
         self._places = {request.id: place for place, request in enumerate(requests)}
         self._open = set(self._places)
-        self._made: asyncio.Queue[Progress | Exception | None] = asyncio.Queue()
+        self._made: asyncio.Queue[Progress | EngineStopped] = asyncio.Queue()
 
     async def progress(self, deadline: float | None = None) -> AsyncIterator[tuple[int, Progress]]:
         """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
         or raise `EngineStopped`, or `TimeoutError` at `deadline` by the event loop's time."""
         while self._open:
             async with asyncio.timeout_at(deadline):
-                made = await self.next()
-            assert made is not None
+                made = await self._made.get()
+            if isinstance(made, EngineStopped):
+                raise made
             if made.generation is not None:
                 self._open.discard(made.id)
             yield self._places[made.id], made
 
-    def put(self, made: Progress | Exception | None) -> None:
-        """Hand over what came of it, first None where the engine has taken the requests; the worker does."""
+    def put(self, made: Progress | EngineStopped) -> None:
+        """Hand over what came of it; the worker does."""
         self._made.put_nowait(made)
 
     def close(self) -> None:
@@ -152,10 +145,3 @@ class Answers:
         for request_id in self._open:
             self._worker.give_up(request_id)
         self._open.clear()
-
-    async def next(self) -> Progress | None:
-        """Wait for what is handed over next, and return or raise it."""
-        made = await self._made.get()
-        if isinstance(made, Exception):
-            raise made
-        return made

@@ -6,7 +6,8 @@ Knows HTTP. Knows nothing of models.
 import asyncio
 import hmac
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 
@@ -74,17 +75,18 @@ class Admission:
         self.is_closed = False
         self._most = most
 
-    def enter(self) -> None:
-        """Take a place, or raise `ApiError` if there is none."""
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place while active, or raise `ApiError` if there is none."""
         if self.is_closed:
             raise unavailable()
         if self.active >= self._most:
             raise ApiError(429, f"{self.active} requests are being answered, and no more than that may be at once")
         self.active += 1
-
-    def leave(self) -> None:
-        """Give it back."""
-        self.active -= 1
+        try:
+            yield
+        finally:
+            self.active -= 1
 
 
 _DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
@@ -107,16 +109,10 @@ class AccessControl:
         takes_place = scope["path"].startswith(_API) and scope["method"] == "POST"
         try:
             self._check(scope)
-            if takes_place:
-                self._admission.enter()
+            with self._admission.place() if takes_place else nullcontext():
+                await self._app(scope, self._bounded(receive), send)
         except ApiError as error:
             await error.response()(scope, receive, send)
-            return
-        try:
-            await self._app(scope, self._bounded(receive), send)
-        finally:
-            if takes_place:
-                self._admission.leave()
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
