@@ -4,9 +4,8 @@ Knows who waits, who runs, who holds which pages and who is done. Knows nothing 
 Single-threaded: whoever has several threads calls it from one of them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -39,10 +38,10 @@ class Engine:
         self._jobs: dict[str, Job] = {}  # all that are not finished
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
-        self._rows: Rows | None = None  # of those that run, in the same order
+        self._rows: Rows  # of those that run, in the same order, while there are any
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
-        self._counts = EngineFigures(kv_tokens_total=pages * page_tokens)
+        self._counts = Counter[str]()  # of the figures that count what was done
 
     def submit(self, request: Request) -> None:
         """Add a request. Raise `QueueFull` if `max_waiting` requests are already waiting, or `SetBlockError` if the model does
@@ -54,7 +53,7 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
         checked = check_rows(self._model, [request.prompt], [request.settings])
-        needed, total = checked.terms[0].limit, self._counts.kv_tokens_total
+        needed, total = checked.terms[0].limit, self._pool.total * self._pool.page_tokens
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
@@ -90,16 +89,16 @@ class Engine:
     @property
     def figures(self) -> EngineFigures:
         """Return the engine's counters."""
-        held = self._pool.total - self._pool.available
-        return replace(
-            self._counts,
+        pool, running = self._pool, len(self._running)
+        used = (pool.total - pool.available) * pool.page_tokens
+        return EngineFigures(
             waiting=len(self._waiting),
-            running=len(self._running),
-            kv_tokens_used=held * self._pool.page_tokens,
-            kv_tokens_cached=self._pool.idle * self._pool.page_tokens,
-            pass_seconds=control_of(self._model).curve(
-                pass_kind(self._runner), rows=len(self._running), cached=held * self._pool.page_tokens
-            ),
+            running=running,
+            kv_tokens_used=used,
+            kv_tokens_cached=len(pool.idle) * pool.page_tokens,
+            kv_tokens_total=pool.total * pool.page_tokens,
+            pass_seconds=control_of(self._model).curve(pass_kind(self._runner), rows=running, cached=used),
+            **self._counts,
         )
 
     # Who runs
@@ -108,7 +107,6 @@ class Engine:
         progress, leaving = [], []
         for job in [self._jobs[request_id] for request_id in self._cancelled]:
             if job in self._running:
-                assert self._rows is not None
                 rows, row = self._rows, self._running.index(job)
                 leaving.append(row)
             else:
@@ -131,7 +129,7 @@ class Engine:
             joining.append(self._waiting.popleft())
         if not joining:
             return
-        rows = [] if self._rows is None else [self._rows]
+        rows = [self._rows] if self._running else []
         self._rows = Rows.joined([*rows, *(job.opened() for job in joining)])
         for job in joining:
             job.rows = None
@@ -154,18 +152,19 @@ class Engine:
         job.pages, job.keys = pages + pool.take(missing), keys
         hit = len(pages) * pool.page_tokens
         state.hold(hit)
-        self._count(prefix_hit_tokens=hit)
+        self._counts["prefix_hit_tokens"] += hit
         return True
 
     def _leave(self, rows: Sequence[int]) -> None:
         if not rows:
             return
-        assert self._rows is not None
         staying = [row for row in range(len(self._running)) if row not in set(rows)]
         self._running = [self._running[row] for row in staying]
-        self._rows = self._rows.taken(staying) if staying else None
-        if not staying:
-            self._place()  # so that nothing is held for those who have gone
+        if staying:
+            self._rows = self._rows.taken(staying)
+        else:  # nothing is held for those who have gone
+            del self._rows
+            self._place()
 
     def _forget(self, job: Job) -> None:
         job.release(self._pool)
@@ -175,7 +174,7 @@ class Engine:
 
     def _plan(self) -> list[Span]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
-        while self._rows is not None:
+        while self._running:
             whole = self._rows.spans(self._runner)
             served = [job.served for job in self._running]
             spans = schedule(whole, self.limits.max_num_batched_tokens, served=served)
@@ -187,36 +186,31 @@ class Engine:
         """Give pages to all that are to be fed. False if there were too few: the youngest has then given up its own."""
         oldest_first = sorted(range(len(spans)), key=lambda row: self._running[row].arrival)
         for row in oldest_first:
-            if not spans[row].tokens:
-                continue
             job = self._running[row]
-            missing = self._pool.pages_for(spans[row].end) - len(job.pages)
+            missing = max(0, self._pool.pages_for(spans[row].end) - len(job.pages))
             if missing > self._pool.available:
                 self._preempt(oldest_first[-1])
                 return False
-            if missing > 0:
-                job.pages += self._pool.take(missing)
+            job.pages += self._pool.take(missing)
         return True
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        assert self._rows is not None
         job = self._running[row]
         job.rows = self._rows.taken([row])
         job.rows.state.evict()
         job.release(self._pool)
         self._waiting.appendleft(job)
         self._leave([row])
-        self._count(preemptions=1)
+        self._counts["preemptions"] += 1
 
     # The pass
 
     def _pass(self, spans: Sequence[Span]) -> list[Progress]:
-        assert self._rows is not None
         rows = self._rows
         self._place()
         step = rows.step(self._runner, spans)
-        self._count_tokens(spans)
+        self._counts["passes"] += 1
 
         news = rows.news(step)
         texts = rows.new_texts(news)
@@ -225,11 +219,9 @@ class Engine:
             if not span.tokens:
                 continue
             job, of_row = self._running[row], news[row]
-            job.served = self._counts.passes
+            job.served = self._counts["passes"]
             job.read(of_row)
-            if rows.state.terms.rows[row].settings.method == "exact" and not span.is_prefill:
-                right = min(span.drafted, of_row.span.start - span.start - 1)
-                self._count(drafted_tokens=span.drafted, accepted_tokens=max(0, right))
+            self._count(span, rows.state.terms.rows[row].settings.method, of_row.span.start)
             if not of_row.failed and self._runner.shares_pages:
                 job.offer_committed(self._pool, of_row.span.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
@@ -247,18 +239,11 @@ class Engine:
     def _place(self) -> None:
         self._runner.place([job.pages for job in self._running], [job.arrival for job in self._running])
 
-    def _count_tokens(self, spans: Sequence[Span]) -> None:
-        assert self._rows is not None
-        prefill = block = commit = 0
-        for span, terms in zip(spans, self._rows.state.terms.rows, strict=True):
-            if span.is_prefill:
-                prefill += span.tokens
-            elif terms.settings.method == "ntp":
-                block += span.tokens
-            else:
-                block += span.in_block
-                commit += span.tokens - span.in_block
-        self._count(passes=1, prefill_tokens=prefill, block_tokens=block, commit_tokens=commit)
-
-    def _count(self, **added: int) -> None:
-        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in added.items()})
+    def _count(self, span: Span, method: str, next_start: int) -> None:
+        """Count what a pass fed a row, which continues at `next_start`."""
+        committed = 0 if span.is_prefill or method == "ntp" else span.tokens - span.in_block
+        self._counts["prefill_tokens" if span.is_prefill else "block_tokens"] += span.tokens - committed
+        self._counts["commit_tokens"] += committed
+        if method == "exact":
+            self._counts["drafted_tokens"] += span.drafted
+            self._counts["accepted_tokens"] += max(0, min(span.drafted, next_start - span.start - 1))

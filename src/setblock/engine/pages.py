@@ -20,19 +20,15 @@ class PagePool:
         self.total, self.page_tokens = total, page_tokens
         self._free = list(reversed(range(total)))
         self._holders = [0] * total
-        self._page_of: dict[bytes, int] = {}  # of the pages that may be shared
-        self._key_of: dict[int, bytes] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # may be shared and nobody holds them; longest ago first
+        self._key_of: dict[int, bytes] = {}  # of the pages that may be shared
+        self._page_of: dict[bytes, int] = {}
+        # Those that nobody holds, kept for texts that begin alike; those let go longest ago first
+        self.idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
         """Return the number of pages that can be taken."""
-        return len(self._free) + len(self._idle)
-
-    @property
-    def idle(self) -> int:
-        """Return the number of pages that no request holds, kept for texts that begin alike."""
-        return len(self._idle)
+        return len(self._free) + len(self.idle)
 
     def pages_for(self, tokens: int) -> int:
         """Return how many pages hold so many positions."""
@@ -46,7 +42,7 @@ class PagePool:
             if self._free:
                 page = self._free.pop()
             else:
-                page, _ = self._idle.popitem(last=False)
+                page, _ = self.idle.popitem(last=False)
                 del self._page_of[self._key_of.pop(page)]
             self._holders[page] = 1
             pages.append(page)
@@ -56,7 +52,7 @@ class PagePool:
         """Hold pages that `find` has found."""
         for page in pages:
             self._holders[page] += 1
-            self._idle.pop(page, None)
+            self.idle.pop(page, None)
 
     def release(self, pages: Sequence[int]) -> None:
         """Hold pages no longer. The last of a text is given up before the first, without which it is worth nothing."""
@@ -65,7 +61,7 @@ class PagePool:
             assert self._holders[page] >= 0
             if self._holders[page] == 0:
                 if page in self._key_of:
-                    self._idle[page] = None
+                    self.idle[page] = None
                 else:
                     self._free.append(page)
 

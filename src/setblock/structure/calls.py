@@ -43,23 +43,19 @@ class CallForm:
         calls = " | ".join(f"call_{number}" for number in range(len(parameters)))
         many = self.separator is not None and parallel
         if required:
-            lines = [
-                f"start: call ({self._terms(self.separator or '')} call)*" if many else "start: call",
-                f"call: {calls}",
-            ]
+            again = f" ({self._terms(self.separator or '')} call)*" if many else ""
+            lines = [f"start: call{again}", f"call: {calls}"]
+            begin, before = "", self.before
         else:
-            lines = [f"start: ({calls}){'*' if many else '?'} TEXT", "TEXT: /(.|\\n)*/"]
-        trigger = "" if required else self.trigger
+            trigger = self.trigger
+            lazy, said = ("", self._terms(trigger)) if trigger in self.special else ("[lazy]", _quoted(trigger))
+            lines = [f"start: ({calls}){'*' if many else '?'} TEXT", "TEXT: /(.|\\n)*/", f"begin{lazy}: TEXT {said}"]
+            begin, before = "begin ", self.before.removeprefix(trigger)
         for number, (name, schema) in enumerate(parameters.items()):
-            begin = self._terms(f"{self.before.removeprefix(trigger)}{name}{self.between}")
-            if not required and trigger in self.special:
-                begin = f"TEXT {self._terms(trigger)} {begin}"
-            elif not required:
-                lines.append(f"trigger_{number}[lazy]: TEXT {_quoted(trigger)}")
-                begin = f"trigger_{number} {begin}"
+            head = begin + self._terms(f"{before}{name}{self.between}")
             arguments = json.dumps({**schema, "x-guidance": WRITTEN}, ensure_ascii=False)
-            lines += [f"call_{number}: {begin} arguments_{number} {self._terms(self.after)}"]
-            lines += [f"arguments_{number}: %json {arguments}"]
+            lines.append(f"call_{number}: {head} arguments_{number} {self._terms(self.after)}")
+            lines.append(f"arguments_{number}: %json {arguments}")
         return Grammar("\n".join(lines))
 
     @property
@@ -76,9 +72,7 @@ class CallForm:
 
     def _terms(self, text: str) -> str:
         """Return a text in Lark's notation."""
-        if not self.special:
-            return _quoted(text) if text else ""
-        pieces = re.split(f"({'|'.join(map(re.escape, self.special))})", text)
+        pieces = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
         return " ".join(
             f"<[{self.special[each]}]>" if each in self.special else _quoted(each) for each in pieces if each
         )
@@ -87,11 +81,8 @@ class CallForm:
 def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
     """Return how the chat template of a tokenizer writes calls, or raise `SetBlockError` if it has no place for tools, or
     for calls, or writes them in a way that is not one JSON object."""
-    try:
-        asked, without = _rendered(tokenizer, 0, tools=[_TOOL]), _rendered(tokenizer, 0, tools=None)
-        one = _rendered(tokenizer, 1, tools=[_TOOL])
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise SetBlockError(f"the model's chat template has no place for tools: {error}") from error
+    asked, without = _rendered(tokenizer, 0, tools=[_TOOL]), _rendered(tokenizer, 0, tools=None)
+    one = _rendered(tokenizer, 1, tools=[_TOOL])
     if asked == without:
         raise SetBlockError(
             "the model's chat template has no place for tools: leave tools out, or use a model that calls tools"
@@ -113,7 +104,7 @@ def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:
 def _separator(tokenizer: PreTrainedTokenizerBase, before: str, after: str, object_of: str) -> str | None:
     try:
         two = _rendered(tokenizer, 2, tools=[_TOOL])
-    except (TemplateError, ValueError, TypeError, KeyError):
+    except SetBlockError:
         return None
     found = re.search(rf"{object_of}{re.escape(after)}(.*?){re.escape(before)}{_NAME}", two, re.DOTALL)
     return found[1] if found else None
@@ -125,7 +116,10 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, calls: int, *, tools: Sequence
         function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
         called = [{"type": "function", "id": "000000000", "function": function}] * calls
         messages.append({"role": "assistant", "content": "", "tool_calls": called})
-    text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not calls)
+    try:
+        text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not calls)
+    except (TemplateError, ValueError, TypeError, KeyError) as error:
+        raise SetBlockError(f"the model's chat template has no place for tools: {error}") from error
     assert isinstance(text, str)
     return text
 
