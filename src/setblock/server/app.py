@@ -41,7 +41,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
             "example": config.example,
             "notice": config.notice,
         },
-        context_length=model.context_length,
+        room=min(filter(None, (model.context_length, worker.figures.kv_tokens_total))),
         worker=worker,
         codec=Codec(model.tokenizer),
         metrics=Metrics(lambda: worker.figures),

@@ -49,7 +49,7 @@ class Serving:
 
     config: ServerConfig
     facts: dict[str, Any]  # what /v1/models says of the model
-    context_length: int | None
+    room: int  # tokens that a prompt and its answer may take, of the model's context and the cache
     worker: Worker
     codec: Codec
     metrics: Metrics
@@ -77,9 +77,8 @@ class Serving:
             raise bad_request(f"n must be between 1 and {most}{of}, not {settings.n}", param="n")
         try:
             requests = [
-                Request(f"{account.id}-{place}-{sample}", prompt, limited.of_sample(sample))
+                Request(f"{account.id}-{place}-{sample}", prompt, self._limited(settings, prompt).of_sample(sample))
                 for place, prompt in enumerate(prompts)
-                for limited in [self._limited(settings, len(prompt))]
                 for sample in range(settings.n)
             ]
             answers = await self.worker.submit(requests)
@@ -93,13 +92,9 @@ class Serving:
         self.metrics.prompt_tokens.inc(prompt_tokens)
         return Reply(self, answers, settings, account, prompt_tokens, [None] * len(requests))
 
-    def _limited(self, settings: DecodingSettings, prompt_tokens: int) -> DecodingSettings:
-        """Return the settings with a limit: without one, an answer may have what the context and the cache have room for."""
-        if settings.max_new_tokens is not None:
-            return settings
-        room = self.worker.figures.kv_tokens_total
-        room = room if self.context_length is None else min(room, self.context_length)
-        return replace(settings, max_new_tokens=max(1, room - prompt_tokens))
+    def _limited(self, settings: DecodingSettings, prompt: list[int]) -> DecodingSettings:
+        """Return the settings with a limit: without one, an answer may have all the room that its prompt leaves."""
+        return replace(settings, max_new_tokens=settings.max_new_tokens or max(1, self.room - len(prompt)))
 
     def why_stopped(self) -> ApiError:
         """Return the reason for those whose answers will not come."""

@@ -114,11 +114,13 @@ def _field(row: Setting) -> tuple[Any, Any]:
     return kind | None, Field(default=None, description=row.help)
 
 
-class StreamOptions(Section):
+class StreamOptions(Section, use_attribute_docstrings=True):
     """Choose how an answer is streamed."""
 
-    include_usage: bool | None = Field(default=None, description="Send the usage in a separate chunk, the last one.")
-    include_obfuscation: bool | None = Field(default=None, description="Changes nothing: chunks are not padded.")
+    include_usage: bool | None = None
+    """Send the usage in a separate chunk, the last one."""
+    include_obfuscation: bool | None = None
+    """Changes nothing: chunks are not padded."""
 
 
 class Message(Section):
@@ -145,12 +147,9 @@ class Message(Section):
 
     def plain(self) -> dict[str, Any]:
         """Return the message as chat templates take it."""
-        role = "system" if self.role == "developer" else self.role
-        found: dict[str, Any] = {"role": role, "content": self.content}
-        if self.tool_calls:
-            found["tool_calls"] = [each.plain() for each in self.tool_calls]
-        given = {"name": self.name, "tool_call_id": self.tool_call_id}
-        return found | {name: value for name, value in given.items() if value}
+        role, calls = "system" if self.role == "developer" else self.role, self.tool_calls or ()
+        given = {"tool_calls": [each.plain() for each in calls], "name": self.name, "tool_call_id": self.tool_call_id}
+        return {"role": role, "content": self.content, **{name: value for name, value in given.items() if value}}
 
 
 _fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}
@@ -162,27 +161,23 @@ _fields["max_tokens"] = Limit | None, Field(default=None, description=_most_toke
 _Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 
-class DecodingBody(_Settings):
+class DecodingBody(_Settings, use_attribute_docstrings=True):
     """Hold what all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
 
     prompt_name: ClassVar[str]
-    model: str = Field(description="The id of the model, as /v1/models lists it.")
-    stream: bool | None = Field(default=None, description="Send the answer as server-sent events.")
+    model: str
+    """The id of the model, as /v1/models lists it."""
+    stream: bool | None = None
+    """Send the answer as server-sent events."""
     stream_options: StreamOptions | None = None
-    sampler_options: dict[str, float | str] | None = Field(
-        default=None, max_length=16, description="Hyperparameters of the sampler."
-    )
-    structured_outputs: dict[str, Any] | None = Field(
-        default=None,
-        description="The form of the answer, as vLLM names it: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
-    )
-    response_format: dict[str, Any] | None = Field(
-        default=None,
-        description="The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema.",
-    )
-    events: bool | None = Field(
-        default=None, description="Report the tokens that each forward pass revealed, with positions and entropies."
-    )
+    sampler_options: dict[str, float | str] | None = Field(default=None, max_length=16)
+    """Hyperparameters of the sampler."""
+    structured_outputs: dict[str, Any] | None = None
+    """The form of the answer, as vLLM names it: one of `json`, `json_object`, `regex`, `choice`, `grammar`."""
+    response_format: dict[str, Any] | None = None
+    """The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema."""
+    events: bool | None = None
+    """Report the tokens that each forward pass revealed, with positions and entropies."""
 
     @model_validator(mode="before")
     @classmethod
@@ -206,21 +201,18 @@ class ChatBody(DecodingBody):
     prompt_name = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Limit | None = Field(default=None, description="The newer name of max_tokens.")
-    logprobs: bool | None = Field(default=None, description="Report the log-probability of each token.")
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = Field(
-        default=None, description="Functions that the answer may call."
-    )
-    tool_choice: ToolChoice | None = Field(
-        default=None,
-        description="Whether the answer must call a function, and which one. Default: `auto`, where there are tools.",
-    )
-    parallel_tool_calls: bool | None = Field(
-        default=None, description="Whether the answer may call several functions. Default: true."
-    )
-    top_logprobs: Logprobs | None = Field(
-        default=None, description="Also report this many of the most likely tokens in its place."
-    )
+    max_completion_tokens: Limit | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool | None = None
+    """Report the log-probability of each token."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that the answer may call."""
+    tool_choice: ToolChoice | None = None
+    """Whether the answer must call a function, and which one. Default: `auto`, where there are tools."""
+    parallel_tool_calls: bool | None = None
+    """Whether the answer may call several functions. Default: true."""
+    top_logprobs: Logprobs | None = None
+    """Also report this many of the most likely tokens in its place."""
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -246,13 +238,10 @@ class CompletionBody(DecodingBody):
 
     prompt_name = "prompt"
 
-    prompt: Prompts = Field(
-        description="One prompt or several: texts, continued without a chat template, or token ids."
-    )
-    logprobs: Logprobs | None = Field(
-        default=None,
-        description="Report the log-probability of each token, and this many of its most likely alternatives.",
-    )
+    prompt: Prompts
+    """One prompt or several: texts, continued without a chat template, or token ids."""
+    logprobs: Logprobs | None = None
+    """Report the log-probability of each token, and this many of its most likely alternatives."""
 
     @property
     def num_logprobs(self) -> int | None:

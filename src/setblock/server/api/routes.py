@@ -13,7 +13,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
-from setblock.server.api.shapes import ChatShape, CompletionShape, tokens_json, usage_of
+from setblock.server.api.shapes import ChatShape, CompletionShape, usage_of
 from setblock.server.api.streaming import EventStream, frames, is_done
 from setblock.server.api.tools import callable_tools, calls_grammar
 from setblock.server.http.errors import DESCRIBED, unavailable
@@ -49,7 +49,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
         shape = ChatShape(form)
     prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], tools=described)
     if serving.config.logs_text:
-        _account(request).fields["messages"] = [message.model_dump() for message in body.messages]
+        request.scope["account"].fields["messages"] = [message.model_dump() for message in body.messages]
     return await _answer(request, serving, body, [prompt], shape, grammar=grammar)
 
 
@@ -59,7 +59,7 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
     serving.check_model(body.model)
     prompts = [await serving.codec.encode_text(prompt) for prompt in body.prompt]
     if serving.config.logs_text:
-        _account(request).fields["prompts"] = body.prompt
+        request.scope["account"].fields["prompts"] = body.prompt
     return await _answer(request, serving, body, prompts, CompletionShape())
 
 
@@ -107,7 +107,7 @@ async def _answer(
     *,
     grammar: Structure | None = None,
 ) -> Any:
-    account = _account(request)
+    account: Account = request.scope["account"]
     reply = await serving.open(body, prompts, account, grammar=grammar)
     head = {"id": f"{shape.prefix}-{account.id}", "created": int(time.time()), "model": serving.config.name}
     if body.stream:
@@ -115,19 +115,12 @@ async def _answer(
         return EventStream(reply, frames(reply, shape, head, with_usage=with_usage, with_events=bool(body.events)))
     if not await is_done(request.receive, reply, reply.finish()):
         return Response(status_code=499)
-    choices = []
-    for place, generation in enumerate(reply.done):
-        choice = shape.finished(place, generation, serving.codec.text)
-        if body.events:
-            choice["tokens"] = tokens_json(generation, serving.codec.text)
-        choices.append(choice)
+    choices = [
+        shape.answer(place, each) | shape.end(place, each, serving.codec.text, with_tokens=bool(body.events))
+        for place, each in enumerate(reply.done)
+    ]
     usage = usage_of(reply.prompt_tokens, reply.done)
     return {**head, "object": shape.whole, "choices": choices, "usage": usage}
-
-
-def _account(request: Request) -> Account:
-    account: Account = request.scope["account"]
-    return account
 
 
 def _card(serving: Serving) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class CompletionShape:
         return _choice(index, text=text)
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
-        """Return the whole text of an answer, as a field of a choice."""
-        return {"text": generation.text}
+        """Return a choice with the whole text of an answer."""
+        return _choice(index, text=generation.text)
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """Return the log-probabilities of an answer."""
@@ -53,11 +53,11 @@ class CompletionShape:
         """Return why an answer ended, after its last piece."""
         return generation.finish_reason
 
-    def finished(self, index: int, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """Return a choice that is a whole answer."""
-        choice = _choice(index, **self.answer(index, generation))
+    def end(self, index: int, generation: Generation, text_of: TokenText, *, with_tokens: bool) -> dict[str, Any]:
+        """Return what the choice with an answer's last piece has besides: what is known only now."""
         logprobs = None if generation.logprobs is None else self.logprobs(generation, text_of)
-        return choice | {"logprobs": logprobs, "finish_reason": self.finish_reason(index, generation)}
+        told = {"logprobs": logprobs, "finish_reason": self.finish_reason(index, generation)}
+        return told | ({"tokens": _tokens_json(generation, text_of)} if with_tokens else {})
 
 
 class ChatShape(CompletionShape):
@@ -88,7 +88,7 @@ class ChatShape(CompletionShape):
         message: dict[str, Any] = {"role": "assistant", "content": content or self._no_text, "refusal": None}
         for call in calls:
             del call["index"]
-        return {"message": message | ({"tool_calls": calls} if calls else {})}
+        return _choice(index, message=message | ({"tool_calls": calls} if calls else {}))
 
     def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
         """See `CompletionShape`."""
@@ -149,12 +149,7 @@ def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
     """Return what one pass did."""
 
     def reveal(found: Reveal) -> dict[str, Any]:
-        return {
-            "index": found.index,
-            "token_id": found.token_id,
-            "text": text_of(found.token_id),
-            "entropy": _finite(found.entropy),
-        }
+        return {**vars(found), "text": text_of(found.token_id), "entropy": _finite(found.entropy)}
 
     return {
         "number": event.number,
@@ -164,8 +159,7 @@ def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
     }
 
 
-def tokens_json(generation: Generation, text_of: TokenText) -> list[dict[str, Any]]:
-    """Return the tokens of a finished answer, each with the pass that revealed it."""
+def _tokens_json(generation: Generation, text_of: TokenText) -> list[dict[str, Any]]:
     return [
         {"token_id": token_id, "text": text_of(token_id), "revealed_by": number, "entropy": _finite(entropy)}
         for token_id, number, entropy in zip(

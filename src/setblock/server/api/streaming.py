@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from setblock.server.api.shapes import CompletionShape, pass_json, tokens_json, usage_of
+from setblock.server.api.shapes import CompletionShape, pass_json, usage_of
 from setblock.server.http.errors import ApiError
 from setblock.server.serving import Reply
 
@@ -79,12 +79,8 @@ async def frames(
             if made.text or events:
                 yield frame({**shape.text(place, made.text), **events})
             if (answer := made.generation) is not None:
-                last = {**shape.text(place, "", final=True), "finish_reason": shape.finish_reason(place, answer)}
-                if answer.logprobs is not None:  # known only now
-                    last["logprobs"] = shape.logprobs(answer, text_of)
-                if with_events:
-                    last["tokens"] = tokens_json(answer, text_of)
-                yield frame(last)
+                last = shape.text(place, "", final=True)
+                yield frame(last | shape.end(place, answer, text_of, with_tokens=with_events))
     except ApiError as error:
         yield _frame(error.content())
         return
