@@ -76,8 +76,7 @@ class Engine:
         """
         progress = self._drop_cancelled()
         self._admit()
-        spans = self._plan()
-        if spans:
+        if spans := self._plan():
             progress += self._pass(spans)
         return progress
 
@@ -175,8 +174,7 @@ class Engine:
     def _plan(self) -> list[Span]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._running:
-            whole = self._rows.spans(self._runner)
-            served = [job.served for job in self._running]
+            whole, served = self._rows.spans(self._runner), [job.served for job in self._running]
             spans = schedule(whole, self.limits.max_num_batched_tokens, served=served)
             if self._give_pages(spans):
                 return spans

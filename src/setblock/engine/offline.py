@@ -75,29 +75,27 @@ def answer_prompts(
     """Write the answers that are not there yet, `settings.n` for each line, of which `concurrency` are decoded at once.
     `on_progress` hears the number of answers that are there, and of all. Raise `SetBlockError` if a prompt is too long; nothing
     has been answered then."""
-    requests = _requests(model, lines, settings, raw=raw)
-    wanted = {key: request for key, request in requests.items() if key not in answers.done}
-    key_of = {request.id: key for key, request in wanted.items()}
-    line_of = {line.number: line for line in lines}
-    engine = Engine(model, limits_for(model, requests.values(), concurrency=concurrency))
+    asked = _asked(model, lines, settings, raw=raw)
+    wanted = [request for request, key, _ in asked.values() if key not in answers.done]
+    engine = Engine(model, limits_for(model, wanted, concurrency=concurrency))
     tokens = forwards = failed = 0
     started = time.perf_counter()
-    on_progress(len(answers.done), len(requests))
-    for request_id, generation in answered(engine, wanted.values()):
-        key = key_of[request_id]
-        name = line_of[key[0]].id
-        answers.add(key, {**({} if name is None else {"id": name}), **generation_json(generation, model.tokenizer)})
+    on_progress(len(answers.done), len(asked))
+    for request_id, generation in answered(engine, wanted):
+        _, key, line = asked[request_id]
+        named = {} if line.id is None else {"id": line.id}
+        answers.add(key, {**named, **generation_json(generation, model.tokenizer)})
         tokens, forwards = tokens + generation.num_tokens, forwards + generation.num_forwards
         failed += generation.finish_reason == "error"
-        on_progress(len(answers.done), len(requests))
-    return FileFigures(len(requests), failed, tokens, forwards, time.perf_counter() - started)
+        on_progress(len(answers.done), len(asked))
+    return FileFigures(len(asked), failed, tokens, forwards, time.perf_counter() - started)
 
 
-def _requests(
+def _asked(
     model: LanguageModel, lines: Sequence[PromptLine], settings: DecodingSettings, *, raw: bool
-) -> dict[Key, Request]:
-    """Return all that is asked for, checked before anything is answered."""
-    requests = {}
+) -> dict[str, tuple[Request, Key, PromptLine]]:
+    """Return all that is asked for, by the requests' ids, checked before anything is answered."""
+    asked = {}
     for line in lines:
         try:
             token_ids = encode_prompt(model.tokenizer, line.prompt, raw=raw)
@@ -106,5 +104,5 @@ def _requests(
             raise SetBlockError(f"{line.where}: {error}") from error
         for sample in range(settings.n):
             name = f"{line.number}.{sample}"
-            requests[line.number, sample] = Request(name, token_ids, settings.of_sample(sample))
-    return requests
+            asked[name] = Request(name, token_ids, settings.of_sample(sample)), (line.number, sample), line
+    return asked

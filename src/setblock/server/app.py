@@ -1,5 +1,6 @@
 """Build the server as an ASGI application: routes, middleware, and the handling of errors."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -29,17 +30,24 @@ from setblock.server.worker import Worker
 def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     """Return the application. `app.state.serving` is what it serves."""
     worker = Worker(Engine(model, config.engine))
+    facts = {
+        "methods": [each for each in METHODS if model.facts or each != "sbd"],
+        "samplers": {name: dict.fromkeys(parameters_of(name)) | defaults_of(name) for name in SAMPLERS},
+        "block_sizes": list(model.facts.block_sizes if model.facts else ()),
+        "gammas": list(EntropyPrefix.dial.values),
+        "context_length": model.context_length,
+        "method": config.default.method,
+        "example": config.example,
+        "notice": config.notice,
+    }
     serving = Serving(
         config,
-        facts={
-            "methods": [each for each in METHODS if model.facts or each != "sbd"],
-            "samplers": {name: dict.fromkeys(parameters_of(name)) | defaults_of(name) for name in SAMPLERS},
-            "block_sizes": list(model.facts.block_sizes if model.facts else ()),
-            "gammas": list(EntropyPrefix.dial.values),
-            "context_length": model.context_length,
-            "method": config.default.method,
-            "example": config.example,
-            "notice": config.notice,
+        card={
+            "id": config.name,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "setblock",
+            "setblock": facts,
         },
         room=min(filter(None, (model.context_length, worker.figures.kv_tokens_total))),
         worker=worker,
@@ -64,7 +72,6 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="setblock", version=version("setblock"), lifespan=lifespan, docs_url=None, redoc_url=None,
         description="OpenAI's API, decoded in blocks. Parameters and fields beyond OpenAI's are this server's own.",
-        separate_input_output_schemas=False,
     )  # fmt: skip
     app.state.serving = serving
     for routes in (api, operations, page):

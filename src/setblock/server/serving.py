@@ -48,13 +48,12 @@ class Serving:
     """Hold what is served, and by what."""
 
     config: ServerConfig
-    facts: dict[str, Any]  # what /v1/models says of the model
+    card: dict[str, Any]  # what /v1/models says of the model
     room: int  # tokens that a prompt and its answer may take, of the model's context and the cache
     worker: Worker
     codec: Codec
     metrics: Metrics
     admission: Admission
-    created: int = field(default_factory=lambda: int(time.time()))
 
     def check_model(self, name: str) -> None:
         """Refuse a model that is not this one."""

@@ -102,16 +102,14 @@ class Worker:
 
     def _hand_out(self, progress: list[Progress]) -> None:
         for each in progress:
-            answers = self._answers.get(each.id)
-            if answers is None:  # given up
-                continue
+            if (answers := self._answers.get(each.id)) is not None:  # it was not given up
+                answers.made.put_nowait(each)
             if each.generation is not None:
-                del self._answers[each.id]
-            answers.put(each)
+                self._answers.pop(each.id, None)
 
     def _fail_all(self) -> None:
         for answers in set(self._answers.values()):
-            answers.put(EngineStopped())
+            answers.made.put_nowait(EngineStopped())
         self._answers.clear()
 
 
@@ -120,28 +118,24 @@ class Answers:
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
         self._worker = worker
-        self._places = {request.id: place for place, request in enumerate(requests)}
-        self._open = set(self._places)
-        self._made: asyncio.Queue[Progress | EngineStopped] = asyncio.Queue()
+        self._places = {request.id: place for place, request in enumerate(requests)}  # of those that are not finished
+        self.made: asyncio.Queue[Progress | EngineStopped] = asyncio.Queue()  # by the worker
 
     async def progress(self, deadline: float | None = None) -> AsyncIterator[tuple[int, Progress]]:
         """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
         or raise `EngineStopped`, or `TimeoutError` at `deadline` by the event loop's time."""
-        while self._open:
+        while self._places:
             async with asyncio.timeout_at(deadline):
-                made = await self._made.get()
+                made = await self.made.get()
             if isinstance(made, EngineStopped):
                 raise made
+            place = self._places[made.id]
             if made.generation is not None:
-                self._open.discard(made.id)
-            yield self._places[made.id], made
-
-    def put(self, made: Progress | EngineStopped) -> None:
-        """Hand over what came of it; the worker does."""
-        self._made.put_nowait(made)
+                del self._places[made.id]
+            yield place, made
 
     def close(self) -> None:
         """Give up what is not finished."""
-        for request_id in self._open:
+        for request_id in self._places:
             self._worker.give_up(request_id)
-        self._open.clear()
+        self._places.clear()

@@ -21,7 +21,7 @@ from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonS
 from setblock.structure.schema import parts
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 KEPT = 256
 """Compiled grammars of a tokenizer; the one that was not used for longest is given up first."""
@@ -46,7 +46,14 @@ class Grammars:
     """Keep compiled grammars over one vocabulary. May be asked from several threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.vocabulary = _vocabulary_of(tokenizer)
+        try:
+            from llguidance.hf import from_tokenizer
+
+            self.vocabulary = from_tokenizer(tokenizer)
+        except ImportError as error:
+            raise SetBlockError("structured output needs llguidance: pip install 'setblock[structured]'") from error
+        except ValueError as error:
+            raise SetBlockError(f"structured output is not possible with this model's tokenizer: {error}") from error
         self._kept = lru_cache(KEPT)(self._compiled)
 
     def matcher(self, structure: Structure) -> "LLMatcher":
@@ -109,17 +116,6 @@ def _grammar_of(form: Structure) -> Any:
             return {"lark_grammar": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in texts)}"}
         case Grammar(lark):
             return {"lark_grammar": lark}
-
-
-def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> "LLTokenizer":
-    try:
-        from llguidance.hf import from_tokenizer
-    except ImportError as error:
-        raise SetBlockError("structured output needs llguidance: pip install 'setblock[structured]'") from error
-    try:
-        return from_tokenizer(tokenizer)
-    except ValueError as error:
-        raise SetBlockError(f"structured output is not possible with this model's tokenizer: {error}") from error
 
 
 class Matcher:

@@ -66,14 +66,14 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
 @api.get("/v1/models")
 async def models(serving: Served) -> Any:
     """List the model that is served."""
-    return {"object": "list", "data": [_card(serving)]}
+    return {"object": "list", "data": [serving.card]}
 
 
 @api.get("/v1/models/{name:path}")
 async def model(name: str, serving: Served) -> Any:
     """Describe the model of this id."""
     serving.check_model(name)
-    return _card(serving)
+    return serving.card
 
 
 @operations.get("/health", responses={500: {"description": "The engine has failed."}})
@@ -121,16 +121,6 @@ async def _answer(
     ]
     usage = usage_of(reply.prompt_tokens, reply.done)
     return {**head, "object": shape.whole, "choices": choices, "usage": usage}
-
-
-def _card(serving: Serving) -> dict[str, Any]:
-    return {
-        "id": serving.config.name,
-        "object": "model",
-        "created": serving.created,
-        "owned_by": "setblock",
-        "setblock": serving.facts,
-    }
 
 
 _FOLDER = files("setblock.server") / "page"

@@ -19,7 +19,6 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     if body.method not in (None, default.method):  # whose operating point says nothing of another method's
         default = DecodingSettings()
     asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in OFFERED.items()}
-    asked["method"] = asked["method"] or default.method
     asked["max_new_tokens"] = body.limit[1]
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
     asked["logprobs"] = body.num_logprobs

@@ -68,8 +68,7 @@ async def frames(
         return _frame({**head, "object": shape.piece, "choices": [choice], **extra})
 
     for place in range(len(reply.generations)):
-        opening = shape.opening(place)
-        if opening is not None:
+        if opening := shape.opening(place):
             yield frame(opening)
     try:
         async for place, made in reply.progress():
