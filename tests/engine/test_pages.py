@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from setblock.engine.pages import PagePool, page_key
+from setblock.engine.pages import PagePool
 
 PAGE = 2
 
@@ -48,9 +48,8 @@ def test_what_is_found_is_what_was_written(total: int, moves: list[tuple[bool, i
                 naive.text_of.pop(page, None)
             pages = pages + fresh
             held.append(pages)
-            for n in range(len(keys), len(text) // PAGE):
-                keys.append(page_key(keys[-1] if keys else b"", text[n * PAGE : (n + 1) * PAGE]))
-                pool.offer(pages[n], keys[n])
+            for n, key in enumerate(pool.keys_of(text, len(text), known=keys), start=len(keys)):
+                pool.offer(pages[n], key)
                 naive.text_of[pages[n]] = tuple(text[: (n + 1) * PAGE])
             assert len(pool.find(text)[0]) == naive.longest(text) == len(text) // PAGE
         assert pool.total - pool.available == len({page for pages in held for page in pages})
@@ -64,9 +63,8 @@ def test_the_text_not_used_for_longest_goes_first_and_its_end_before_its_beginni
     texts = {"old": [1, 1, 1, 1], "new": [2, 2, 2, 2]}
     for text in texts.values():
         pages = pool.take(2)
-        key = page_key(b"", text[:2])
-        pool.offer(pages[0], key)
-        pool.offer(pages[1], page_key(key, text[2:]))
+        for page, key in zip(pages, pool.keys_of(text, len(text)), strict=True):
+            pool.offer(page, key)
         pool.release(pages)
 
     def found() -> dict[str, int]:

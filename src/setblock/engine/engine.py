@@ -70,10 +70,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """Run one forward pass, and return its result for each request in it. An idle engine returns nothing.
-
-        If it raises an exception, the engine cannot be used any more.
-        """
+        """Run one forward pass, and return its result for each request in it. An idle engine returns nothing. After an
+        exception the engine cannot be used any more."""
         progress = self._drop_cancelled()
         self._admit()
         if spans := self._plan():
@@ -229,7 +227,6 @@ class Engine:
             progress.append(Progress(job.request.id, texts[row], None if is_silent else of_row, answer))
             if of_row.finished:
                 leaving.append(row)
-                self._cancelled.pop(job.request.id, None)
                 self._forget(job)
         self._leave(leaving)
         return progress

@@ -25,8 +25,7 @@ class PromptLine:
 
 
 def read_prompts(text: str, *, name: str) -> list[PromptLine]:
-    """Return all lines of a file that is called `name`, but empty ones, or raise `SetBlockError`, which names the line that is
-    no prompt."""
+    """Return the lines of the file `name`, but empty ones. Raise `SetBlockError`, which names a line that is no prompt."""
     lines = [
         _line(content, number, f"{name}, line {number}")
         for number, content in enumerate(text.split("\n"), start=1)
@@ -75,8 +74,7 @@ class AnswerFile:
     came, behind a line that says how they are made; a run that is made otherwise does not continue them."""
 
     def __init__(self, path: Path, *, made: dict[str, Any]) -> None:
-        """Open the part, or raise `SetBlockError` if a whole file exists, a part was made otherwise, or the folder is
-        missing."""
+        """Open the part. Raise `SetBlockError` if a whole file exists, a part was made otherwise, or there is no folder."""
         self.path, self.part = path, path.with_name(f"{path.name}.part")
         if path.exists():
             raise SetBlockError(f"{path} exists already: name another file, or move it away")

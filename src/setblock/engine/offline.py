@@ -23,9 +23,8 @@ MOST_CACHED = 65536
 
 
 def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
-    """Return the limits of an engine that is to answer `requests`, at most `concurrency` of them at once: a cache for as many
-    of the longest, if that is not too much, and always for one. Raise `SetBlockError` if one does not fit the model's
-    context."""
+    """Return the limits of an engine that is to answer `requests`, at most `concurrency` at once: a cache for as many of the
+    longest, if that is not too much, and always for one. Raise `SetBlockError` if one does not fit the model's context."""
     page = EngineLimits.page_tokens
     longest = sorted((limit_of(model, len(each.prompt), each.settings) + page for each in requests), reverse=True)
     needed = sum(longest[:concurrency])

@@ -9,8 +9,9 @@ needed; those that were let go longest ago are given up first.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 
 
 class PagePool:
@@ -67,22 +68,19 @@ class PagePool:
 
     def find(self, token_ids: Sequence[int]) -> tuple[list[int], list[bytes]]:
         """Return the pages that hold the longest beginning of a text, in whole pages, and their keys."""
-        pages, keys, key = [], [], b""
-        for start in range(0, len(token_ids) - self.page_tokens + 1, self.page_tokens):
-            key = page_key(key, token_ids[start : start + self.page_tokens])
-            page = self._page_of.get(key)
-            if page is None:
-                break
-            pages.append(page)
-            keys.append(key)
-        return pages, keys
+        keys = list(takewhile(self._page_of.__contains__, self.keys_of(token_ids, len(token_ids))))
+        return [self._page_of[key] for key in keys], keys
+
+    def keys_of(self, token_ids: Sequence[int], end: int, *, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        """Yield the keys of a text's full pages up to `end`, but the first ones, which are `known`. A key is made of the tokens
+        of its page and, by the key of the page before it, all before them."""
+        key = known[-1] if known else b""
+        for start in range(len(known) * self.page_tokens, end - self.page_tokens + 1, self.page_tokens):
+            tokens = array("q", token_ids[start : start + self.page_tokens])
+            key = blake2b(key + tokens.tobytes(), digest_size=16).digest()
+            yield key
 
     def offer(self, page: int, key: bytes) -> None:
         """Let others share a held page whose tokens are all committed, unless there is another like it."""
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key], self._key_of[page] = page, key
-
-
-def page_key(before: bytes, token_ids: Sequence[int]) -> bytes:
-    """Return the key of a page: its tokens and, by the key of the page before it, all before them."""
-    return blake2b(before + array("q", token_ids).tobytes(), digest_size=16).digest()

@@ -8,7 +8,7 @@ from setblock.decoding.answer.news import RowNews
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine.pages import PagePool, page_key
+from setblock.engine.pages import PagePool
 from setblock.errors import SetBlockError
 
 
@@ -78,12 +78,9 @@ class Job:
 
     def offer_committed(self, pool: PagePool, committed: int) -> None:
         """Let others share the pages that are full of committed tokens."""
-        size = pool.page_tokens
-        while (len(self.keys) + 1) * size <= committed:
-            start = len(self.keys) * size
-            tokens = self.token_ids[start : start + size]
-            self.keys.append(page_key(self.keys[-1] if self.keys else b"", tokens))
-            pool.offer(self.pages[len(self.keys) - 1], self.keys[-1])
+        for key in pool.keys_of(self.token_ids, committed, known=self.keys):
+            pool.offer(self.pages[len(self.keys)], key)
+            self.keys.append(key)
 
     def release(self, pool: PagePool) -> None:
         """Hold no pages any longer."""

@@ -45,9 +45,8 @@ class Codec:
             json.dumps([*messages, tools], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
             raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
-        return await self._in_thread(
-            lambda: encode_prompt(self._encoder, list(messages), raw=False, tools=tools), param="messages"
-        )
+        work = partial(encode_prompt, self._encoder, list(messages), raw=False, tools=tools)
+        return await self._in_thread(work, param="messages")
 
     async def call_form(self) -> CallForm:
         """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""
@@ -59,20 +58,17 @@ class Codec:
             await asyncio.to_thread(grammars_of, self._tokenizer)
 
     async def prepare(self, structure: Structure, *, param: str) -> None:
-        """Compile a form's grammar, in a thread, for the engine to find it, or raise `ApiError` if it is not valid, or too
-        complex."""
+        """Compile a form in a thread, for the engine to find it. Raise `ApiError` if it is not valid, or too complex."""
         try:
             async with asyncio.timeout(_COMPILE_SECONDS):
                 await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
-        except TimeoutError as error:
-            told = f"{structure.word} is too complex: its grammar takes more than {_COMPILE_SECONDS:g} s to compile"
+        except (TimeoutError, SetBlockError) as error:
+            slow = f"{structure.word} is too complex: its grammar takes more than {_COMPILE_SECONDS:g} s to compile"
+            told = slow if isinstance(error, TimeoutError) else str(error)
             raise bad_request(told, param=param, code="invalid_structure") from error
-        except SetBlockError as error:
-            raise bad_request(str(error), param=param, code="invalid_structure") from error
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the token ids of a text that is to be continued; or the ids themselves, if the prompt is ids. Raise
-        `ApiError` if the prompt is empty or no Unicode."""
+        """Return the token ids of a text to continue, or ids as they are. Raise `ApiError` if it is empty or no Unicode."""
         return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=True), param="prompt")
 
     def _text(self, token_id: int) -> str:

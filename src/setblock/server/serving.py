@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation
@@ -64,8 +65,7 @@ class Serving:
     async def open(
         self, body: DecodingBody, prompts: list[list[int]], account: Account, *, grammar: Structure | None = None
     ) -> "Reply":
-        """Have a body's prompts answered, held to the `grammar` of its tools, or raise `ApiError` if a parameter is wrong, or
-        there is no room."""
+        """Have prompts answered, held to the `grammar` of tools. Raise `ApiError` for a wrong parameter, or without room."""
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
@@ -75,11 +75,11 @@ class Serving:
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
             raise bad_request(f"n must be between 1 and {most}{of}, not {settings.n}", param="n")
         try:
-            requests = [
-                Request(f"{account.id}-{place}-{sample}", prompt, self._limited(settings, prompt).of_sample(sample))
-                for place, prompt in enumerate(prompts)
-                for sample in range(settings.n)
-            ]
+            requests = []
+            for place, (prompt, sample) in enumerate(product(prompts, range(settings.n))):
+                most = settings.max_new_tokens or max(1, self.room - len(prompt))
+                limited = replace(settings, max_new_tokens=most)
+                requests.append(Request(f"{account.id}-{place}", prompt, limited.of_sample(sample)))
             answers = await self.worker.submit(requests)
         except QueueFull as error:
             raise ApiError(429, str(error)) from error
@@ -90,10 +90,6 @@ class Serving:
         prompt_tokens = sum(map(len, prompts))
         self.metrics.prompt_tokens.inc(prompt_tokens)
         return Reply(self, answers, settings, account, prompt_tokens, [None] * len(requests))
-
-    def _limited(self, settings: DecodingSettings, prompt: list[int]) -> DecodingSettings:
-        """Return the settings with a limit: without one, an answer may have all the room that its prompt leaves."""
-        return replace(settings, max_new_tokens=settings.max_new_tokens or max(1, self.room - len(prompt)))
 
     def why_stopped(self) -> ApiError:
         """Return the reason for those whose answers will not come."""

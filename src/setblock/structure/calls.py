@@ -38,8 +38,7 @@ class CallForm:
     special: Mapping[str, int]  # the ids of special tokens in these, which the text of an answer leaves out
 
     def grammar(self, parameters: Mapping[str, Any], *, required: bool, parallel: bool) -> Grammar:
-        """Return the grammar of answers that call, or may call, tools of these names; each with the JSON schema of its
-        arguments."""
+        """Return the grammar of answers that call, or may call, tools: JSON schemas of their arguments by the tools' names."""
         calls = " | ".join(f"call_{number}" for number in range(len(parameters)))
         many = self.separator is not None and parallel
         if required:

@@ -34,8 +34,7 @@ _lock = Lock()
 
 
 def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
-    """Return the compiled grammars of a tokenizer, or raise `SetBlockError` if llguidance is not installed, or can't read
-    the tokenizer."""
+    """Return a tokenizer's compiled grammars. Raise `SetBlockError` if llguidance is not installed, or can't read it."""
     with _lock:
         if tokenizer not in _grammars:
             _grammars[tokenizer] = Grammars(tokenizer)
@@ -122,8 +121,7 @@ class Matcher:
     """Walk through a grammar, back too."""
 
     def __init__(self, structure: Structure, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
-        """Compile the form, unless that was done before. `ends` are the token ids that end an answer. Errors are those of
-        `Grammars`."""
+        """Take a form's grammar; errors are those of `Grammars`. `ends` are the token ids that end an answer."""
         grammars = grammars_of(tokenizer)
         self._matcher = grammars.matcher(structure)
         self._ends, self._own_ends = list(ends), grammars.vocabulary.eos_tokens

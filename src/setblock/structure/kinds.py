@@ -89,8 +89,7 @@ WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 def structure_of(asked: Any) -> Structure:
     """Return the form that a request asks for: a `Structure`; a JSON schema as a dictionary, a text or a pydantic model; or a
-    dictionary of one key of `WORDS`, such as `{"regex": "[0-9]+"}`. Raise `ParameterError` if it is none of these, or not
-    valid."""
+    dictionary of one key of `WORDS`, such as `{"regex": "[0-9]+"}`. Raise `ParameterError` if it is none, or not valid."""
     if isinstance(asked, Structure):
         return asked
     if not (isinstance(asked, Mapping) and len(asked) == 1 and next(iter(asked)) in WORDS):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, create_model, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
@@ -76,25 +76,14 @@ _TEXT_PART = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
-_TOKEN_IDS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_A_PROMPT = {"anyOf": [{"type": "string"}, _TOKEN_IDS]}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}
+_A_PROMPT = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}]
+_PROMPTS = {"anyOf": [*_A_PROMPT, {"type": "array", "items": {"anyOf": _A_PROMPT}, "maxItems": MAX_PROMPTS}]}
 
-Content = Annotated[
-    str,
-    BeforeValidator(_joined_parts),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
-]
-Prompts = Annotated[
-    list[str | list[int]],
-    BeforeValidator(_prompts),
-    WithJsonSchema({"anyOf": [*_A_PROMPT["anyOf"], {"type": "array", "items": _A_PROMPT, "maxItems": MAX_PROMPTS}]}),
-]
-Stop = Annotated[
-    list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
-    Field(max_length=MAX_STOP_STRINGS),
-    BeforeValidator(_listed),
-]
-
+Content = Annotated[str, BeforeValidator(_joined_parts), WithJsonSchema(_CONTENT)]
+Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPTS)]
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+Stop = Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_listed)]
 
 # Ranges are shown in the schema, and checked by `DecodingSettings`
 Limit = Annotated[int, Field(json_schema_extra={"minimum": 1})]
@@ -152,19 +141,18 @@ class Message(Section):
         return {"role": role, "content": self.content, **{name: value for name, value in given.items() if value}}
 
 
-_fields: dict[str, Any] = {called: _field(row) for called, row in OFFERED.items()}
-_most_tokens = (
-    "Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the server's "
-    "cache have room for."
-)
-_fields["max_tokens"] = Limit | None, Field(default=None, description=_most_tokens)
+_fields: Any = {called: _field(row) for called, row in OFFERED.items()}
 _Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 
-class DecodingBody(_Settings, use_attribute_docstrings=True):
+class DecodingBody(_Settings):
     """Hold what all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
     prompt_name: ClassVar[str]
+    max_tokens: Limit | None = None
+    """Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the
+    server's cache have room for."""
     model: str
     """The id of the model, as /v1/models lists it."""
     stream: bool | None = None

@@ -29,9 +29,8 @@ api = APIRouter(dependencies=[_KEY], responses=DESCRIBED)
 operations = APIRouter()
 
 
-def _serving(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
-    return serving
+def _serving(request: Request) -> Any:
+    return request.app.state.serving
 
 
 Served = Annotated[Serving, Depends(_serving)]

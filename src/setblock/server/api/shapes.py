@@ -133,14 +133,13 @@ def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any
     """Return the tokens and passes of all answers to a request."""
     tokens = sum(each.num_tokens for each in generations)
     forwards = sum(each.num_forwards for each in generations)
+    kinds = ("prefill", "block", "commit")
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens,
         "total_tokens": prompt_tokens + tokens,
         "num_forwards": forwards,
-        "passes": {
-            kind: sum(getattr(each.passes, kind) for each in generations) for kind in ("prefill", "block", "commit")
-        },
+        "passes": {kind: sum(getattr(each.passes, kind) for each in generations) for kind in kinds},
         "tokens_per_forward": tokens / forwards if forwards else None,
     }
 
@@ -160,11 +159,10 @@ def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
 
 
 def _tokens_json(generation: Generation, text_of: TokenText) -> list[dict[str, Any]]:
+    columns = zip(generation.token_ids, generation.revealed_by, generation.entropy, strict=True)
     return [
         {"token_id": token_id, "text": text_of(token_id), "revealed_by": number, "entropy": _finite(entropy)}
-        for token_id, number, entropy in zip(
-            generation.token_ids, generation.revealed_by, generation.entropy, strict=True
-        )
+        for token_id, number, entropy in columns
     ]
 
 

@@ -33,8 +33,7 @@ class EventStream(StreamingResponse):
 async def is_done(
     receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], *, seconds: float | None = None
 ) -> bool:
-    """Wait until work on a reply is done, the client has left or time is over, and close the reply. Return whether it was
-    the first."""
+    """Close a reply once work on it is done, its client has left or time is over. Return whether it was the first."""
     tasks = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -56,9 +55,7 @@ async def _left(receive: Receive) -> None:
 async def frames(
     reply: Reply, shape: CompletionShape, head: dict[str, Any], *, with_usage: bool, with_events: bool
 ) -> AsyncIterator[str]:
-    """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted,
-    `[DONE]`.
-
+    """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted, `[DONE]`.
     A pass that made no text certain has a frame only where events are wanted. What goes wrong on the way is the last event.
     """
     extra = {"usage": None} if with_usage else {}

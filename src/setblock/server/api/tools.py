@@ -83,8 +83,7 @@ def callable_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None) -> S
 
 
 def calls_grammar(form: CallForm, tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Grammar:
-    """Return what the answer to a request with tools is held to, or raise `ApiError` if a tool's schema is not valid, a name
-    stands twice, or there is no such tool."""
+    """Return what an answer with tools is held to. Raise `ApiError` for a schema that is not valid, or a wrong name."""
     parameters: dict[str, Any] = {}
     for number, tool in enumerate(tools):
         name, schema = tool.function.name, tool.function.parameters

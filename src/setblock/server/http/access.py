@@ -25,8 +25,7 @@ _API = "/v1/"  # what keys protect
 
 
 class Keys:
-    """Hold API keys. Which one a client gave, and how much of it was right, can't be learned from how long it takes to say
-    no."""
+    """Hold API keys. Which one a client gave, and how much of it was right, can't be learned from the time of a no."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -119,10 +118,8 @@ class AccessControl:
         # A page elsewhere whose name was made to lead here could otherwise read the answers.
         host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
         if not any(host == each or (each.startswith("*") and host.endswith(each[1:])) for each in self._hosts):
-            raise bad_request(
-                f"this server does not answer to the host name {shown(host)}: --allowed-host allows it",
-                code="invalid_host",
-            )
+            told = f"this server does not answer to the host name {shown(host)}: --allowed-host allows it"
+            raise bad_request(told, code="invalid_host")
         if self._keys and scope["path"].startswith(_API):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():

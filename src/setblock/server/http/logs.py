@@ -56,10 +56,7 @@ class Account:
 
 
 class RequestLog:
-    """Name each request, and log it when it is over, as the outermost ASGI middleware.
-
-    `scope["account"]` is its `Account`.
-    """
+    """Name each request, and log it when it is over, as the outermost ASGI middleware. `scope["account"]` is its `Account`."""
 
     def __init__(self, app: ASGIApp, *, on_done: Callable[[Scope, int, Account], None]) -> None:
         """Wrap `app`; `on_done` gets the scope, the status and the account."""
@@ -88,7 +85,6 @@ class RequestLog:
         finally:
             self._on_done(scope, status, account)
             told = {"id": account.id, "method": scope["method"], "path": scope["path"], "status": status}
+            told |= {"seconds": round(account.seconds, 4), **account.fields}
             level = logging.DEBUG if scope["path"] in ("/health", "/ready", "/metrics") else logging.INFO
-            logger.log(
-                level, "request", extra={"fields": {**told, "seconds": round(account.seconds, 4), **account.fields}}
-            )
+            logger.log(level, "request", extra={"fields": told})

@@ -18,13 +18,45 @@ _GAPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _TOKENS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 24.0, 32.0)
 
 
-class _EngineCollector(Collector):
-    """Read the engine's own figures when they are asked for."""
+class Metrics(Collector):
+    """Hold all that the server counts."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
+        self.registry = CollectorRegistry()
         self._figures = figures
+        self.registry.register(self)
+        counter = partial(Counter, namespace="setblock", registry=self.registry)
+        seconds = partial(Histogram, namespace="setblock", registry=self.registry, buckets=_SECONDS)
+        tokens = partial(Histogram, namespace="setblock", registry=self.registry, buckets=_TOKENS)
+        self.requests = counter("http_requests", "HTTP requests, by route and status.", ["route", "status"])
+        self.request_seconds = seconds("request_seconds", "From a request to the end of its answer.", ["route"])
+        self.first_text_seconds = seconds(
+            "time_to_first_token_seconds", "From a request to the first text of each of its answers."
+        )
+        self.gap_seconds = seconds(
+            "inter_token_latency_seconds", "From one piece of an answer's text to the next.", buckets=_GAPS
+        )
+        self.revealed = tokens(
+            "revealed_tokens_per_pass", "Tokens that a pass revealed in an answer, those past its end included."
+        )
+        self.tokens_per_forward = tokens(
+            "tokens_per_forward", "Tokens of an answer over its forward passes.", ["method"]
+        )
+        self.answers = counter("answers", "Finished answers.", ["method", "finish_reason"])
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
+        self.generated_tokens = counter("generated_tokens", "Tokens of finished answers.")
+        self.forwards = counter("answer_forwards", "Forward passes of finished answers.")
+
+    def finished(self, generation: Generation) -> None:
+        """Count an answer."""
+        self.answers.labels(generation.method, generation.finish_reason).inc()
+        self.generated_tokens.inc(generation.num_tokens)
+        self.forwards.inc(generation.num_forwards)
+        if generation.num_forwards:
+            self.tokens_per_forward.labels(generation.method).observe(generation.tokens_per_forward)
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the engine's own figures, when they are asked for."""
         now = self._figures()
         for name, told, value in (
             ("waiting_requests", "Answers that wait for a place.", now.waiting),
@@ -53,43 +85,3 @@ class _EngineCollector(Collector):
         for tokens, seconds in now.pass_seconds:
             curve.add_metric([str(tokens)], seconds)
         yield curve
-
-
-class Metrics:
-    """Hold all that the server counts."""
-
-    def __init__(self, figures: Callable[[], EngineFigures]) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(figures))
-        counter = partial(Counter, namespace="setblock", registry=self.registry)
-        histogram = partial(Histogram, namespace="setblock", registry=self.registry)
-        self.requests = counter("http_requests", "HTTP requests, by route and status.", ["route", "status"])
-        self.request_seconds = histogram(
-            "request_seconds", "From a request to the end of its answer.", ["route"], buckets=_SECONDS
-        )
-        self.first_text_seconds = histogram(
-            "time_to_first_token_seconds", "From a request to the first text of each of its answers.", buckets=_SECONDS
-        )
-        self.gap_seconds = histogram(
-            "inter_token_latency_seconds", "From one piece of an answer's text to the next.", buckets=_GAPS
-        )
-        self.revealed = histogram(
-            "revealed_tokens_per_pass",
-            "Tokens that a pass revealed in an answer, those past its end included.",
-            buckets=_TOKENS,
-        )
-        self.tokens_per_forward = histogram(
-            "tokens_per_forward", "Tokens of an answer over its forward passes.", ["method"], buckets=_TOKENS
-        )
-        self.answers = counter("answers", "Finished answers.", ["method", "finish_reason"])
-        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts.")
-        self.generated_tokens = counter("generated_tokens", "Tokens of finished answers.")
-        self.forwards = counter("answer_forwards", "Forward passes of finished answers.")
-
-    def finished(self, generation: Generation) -> None:
-        """Count an answer."""
-        self.answers.labels(generation.method, generation.finish_reason).inc()
-        self.generated_tokens.inc(generation.num_tokens)
-        self.forwards.inc(generation.num_forwards)
-        if generation.num_forwards:
-            self.tokens_per_forward.labels(generation.method).observe(generation.tokens_per_forward)
