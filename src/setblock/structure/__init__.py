@@ -3,13 +3,6 @@
 Knows notations of forms and tokenizers. Knows nothing of models, blocks or rows.
 """
 
-from typing import TYPE_CHECKING
-
-from setblock.lazy import lazily
-
-if TYPE_CHECKING:
-    from setblock.structure.kinds import Choice, Grammar, JsonObject, JsonSchema, Regex, Structure
+from setblock.structure.kinds import Choice, Grammar, JsonObject, JsonSchema, Regex, Structure
 
 __all__ = ["Choice", "Grammar", "JsonObject", "JsonSchema", "Regex", "Structure"]
-
-__getattr__, __dir__ = lazily(__name__, {"kinds": " ".join(__all__)})

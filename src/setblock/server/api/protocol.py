@@ -7,7 +7,7 @@ not is refused by name, never ignored.
 import math
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
@@ -149,7 +149,6 @@ class DecodingBody(_Settings):
     """Hold what all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    prompt_name: ClassVar[str]
     max_tokens: Limit | None = None
     """Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the
     server's cache have room for."""
@@ -186,8 +185,6 @@ class DecodingBody(_Settings):
 class ChatBody(DecodingBody):
     """Hold the body of POST /v1/chat/completions."""
 
-    prompt_name = "messages"
-
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit | None = None
     """The newer name of max_tokens."""
@@ -223,8 +220,6 @@ class ChatBody(DecodingBody):
 
 class CompletionBody(DecodingBody):
     """Hold the body of POST /v1/completions."""
-
-    prompt_name = "prompt"
 
     prompt: Prompts
     """One prompt or several: texts, continued without a chat template, or token ids."""

@@ -7,7 +7,7 @@ from typing import Any
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.server.api.protocol import DecodingBody
+from setblock.server.api.protocol import ChatBody, DecodingBody
 from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import MOST, OFFERED
 from setblock.structure.kinds import WORDS, Structure, structure_of
@@ -70,7 +70,8 @@ def told(error: SetBlockError, body: DecodingBody) -> ApiError:
     """Return the library's message about a request, in the words of its body. It begins with the name of a setting."""
     message = str(error)
     if message.startswith("prompt has "):
-        return bad_request(message, param=body.prompt_name, code="context_length_exceeded")
+        param = "messages" if isinstance(body, ChatBody) else "prompt"
+        return bad_request(message, param=param, code="context_length_exceeded")
     for name, row in OFFERED.items():
         message = message.replace(row.name, body.limit[0] if name == "max_tokens" else name)
     named = re.sub(r"^token ids of (the )?", "", message).replace("number of stop strings", "stop")
