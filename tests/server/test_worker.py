@@ -28,8 +28,15 @@ async def working(engine):
         await worker.stop()
 
 
-async def finished(answers):
-    return {place: made.generation async for place, made in answers.progress() if made.generation is not None}
+async def finished(made, count=1):
+    done = {}
+    while len(done) < count:
+        each = await made.get()
+        if isinstance(each, EngineStopped):
+            raise each
+        if each.generation is not None:
+            done[each.id] = each.generation
+    return done
 
 
 async def until_idle(worker):
@@ -48,8 +55,8 @@ def test_requests_that_belong_together_are_told_apart(engine):
         async with working(engine) as worker:
             both = await worker.submit([request("a"), request("b", max_new_tokens=3)])
             alone = await worker.submit([request("c", max_new_tokens=3)])
-            generations, (other,) = await finished(both), (await finished(alone)).values()
-            assert generations[1].token_ids == generations[0].token_ids[:3] == other.token_ids
+            generations, other = await finished(both, 2), (await finished(alone))["c"]
+            assert generations["b"].token_ids == generations["a"].token_ids[:3] == other.token_ids
             assert worker.figures.running == 0
 
     asyncio.run(main())
@@ -58,13 +65,13 @@ def test_requests_that_belong_together_are_told_apart(engine):
 def test_what_is_given_up_is_gone_within_two_passes(engine):
     async def main():
         async with working(engine) as worker:
-            answers = await worker.submit([request("a", max_new_tokens=400, stop_token_ids=[], banned_tokens=[0])])
-            await anext(answers.progress())
-            answers.close()
+            made = await worker.submit([request("a", max_new_tokens=400, stop_token_ids=[], banned_tokens=[0])])
+            await made.get()
+            worker.give_up(["a"])
             before = worker.figures.passes
             await until_idle(worker)
             assert worker.figures.passes <= before + 2
-            assert not worker._answers
+            assert not worker._made
 
     asyncio.run(main())
 
@@ -73,12 +80,12 @@ def test_a_request_that_is_refused_takes_its_siblings_along(served_model):
     async def main():
         async with working(Engine(served_model, EngineLimits(max_num_seqs=1, max_waiting=1))) as worker:
             running = await worker.submit([request("a", max_new_tokens=300, banned_tokens=[0])])
-            await anext(running.progress())
+            await running.get()
             with pytest.raises(SetBlockError, match="context"):
                 await worker.submit([request("b", max_new_tokens=10**6)])
             with pytest.raises(QueueFull):
                 await worker.submit([request("c"), request("d"), request("e")])
-            running.close()
+            worker.give_up(["a"])
             await until_idle(worker)
             assert await finished(await worker.submit([request("f", max_new_tokens=2)]))
 
@@ -92,9 +99,9 @@ def test_a_dead_engine_keeps_nobody_waiting(engine, monkeypatch):
     async def main():
         async with working(engine) as worker:
             monkeypatch.setattr(engine, "step", break_down)
-            answers = await worker.submit([request("a")])
+            made = await worker.submit([request("a")])
             with pytest.raises(EngineStopped):
-                await finished(answers)
+                await finished(made)
             with pytest.raises(EngineStopped):
                 await worker.submit([request("b")])
             assert (str(worker.failure), worker.is_well) == ("out of memory", False)
@@ -105,8 +112,8 @@ def test_a_dead_engine_keeps_nobody_waiting(engine, monkeypatch):
 def test_stopping_tells_those_who_wait(engine):
     async def main():
         async with working(engine) as worker:
-            answers = await worker.submit([request("a", max_new_tokens=400, banned_tokens=[0])])
-            waiting = asyncio.create_task(finished(answers))
+            made = await worker.submit([request("a", max_new_tokens=400, banned_tokens=[0])])
+            waiting = asyncio.create_task(finished(made))
             await asyncio.sleep(0)
             await worker.stop()
             with pytest.raises(EngineStopped):

@@ -24,7 +24,7 @@ from setblock.server.http.errors import ApiError, bad_request, unavailable
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
-from setblock.server.worker import Answers, EngineStopped, Worker
+from setblock.server.worker import EngineStopped, Made, Worker
 from setblock.structure.kinds import Structure
 
 
@@ -80,7 +80,7 @@ class Serving:
                 most = settings.max_new_tokens or max(1, self.room - len(prompt))
                 limited = replace(settings, max_new_tokens=most)
                 requests.append(Request(f"{account.id}-{place}", prompt, limited.of_sample(sample)))
-            answers = await self.worker.submit(requests)
+            made = await self.worker.submit(requests)
         except QueueFull as error:
             raise ApiError(429, str(error)) from error
         except SetBlockError as error:
@@ -89,7 +89,8 @@ class Serving:
             raise self.why_stopped() from error
         prompt_tokens = sum(map(len, prompts))
         self.metrics.prompt_tokens.inc(prompt_tokens)
-        return Reply(self, answers, settings, account, prompt_tokens, [None] * len(requests))
+        places = {each.id: place for place, each in enumerate(requests)}
+        return Reply(self, made, places, settings, account, prompt_tokens, [None] * len(requests))
 
     def why_stopped(self) -> ApiError:
         """Return the reason for those whose answers will not come."""
@@ -103,7 +104,8 @@ class Reply:
     """Watch the answers to one request as they come: times and counts go to metrics and log."""
 
     serving: Serving
-    answers: Answers
+    made: Made
+    places: dict[str, int]  # of its answers, by their requests' ids
     settings: DecodingSettings
     account: Account
     prompt_tokens: int
@@ -114,18 +116,22 @@ class Reply:
         """Yield the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, the engine
         stopped, or the answers take too long."""
         seconds = self.serving.config.limits.request_seconds
-        try:
-            async for place, made in self.answers.progress(asyncio.get_running_loop().time() + seconds):
-                self._watch(place, made)
-                if made.generation is not None and (failure := made.generation.error) is not None:
-                    if failure.is_of_form:
-                        raise bad_request(failure.message, code="no_token_allowed")
-                    raise ApiError(500, failure.message, code="model_failed")
-                yield place, made
-        except EngineStopped as error:
-            raise self.serving.why_stopped() from error
-        except TimeoutError as error:
-            raise ApiError(504, f"the answer took more than {seconds:g} seconds") from error
+        deadline = asyncio.get_running_loop().time() + seconds
+        while None in self.generations:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    made = await self.made.get()
+            except TimeoutError as error:
+                raise ApiError(504, f"the answer took more than {seconds:g} seconds") from error
+            if isinstance(made, EngineStopped):
+                raise self.serving.why_stopped() from made
+            place = self.places[made.id]
+            self._watch(place, made)
+            if made.generation is not None and (failure := made.generation.error) is not None:
+                if failure.is_of_form:
+                    raise bad_request(failure.message, code="no_token_allowed")
+                raise ApiError(500, failure.message, code="model_failed")
+            yield place, made
 
     @property
     def done(self) -> list[Generation]:
@@ -139,7 +145,7 @@ class Reply:
 
     def close(self) -> None:
         """Give up what is not finished, and write down what became of the request."""
-        self.answers.close()
+        self.serving.worker.give_up(self.places)
         done = self.done
         self.account.fields |= {
             "prompt_tokens": self.prompt_tokens,

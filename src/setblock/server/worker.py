@@ -5,7 +5,7 @@ Knows the engine. Knows nothing of HTTP. Everything here but the thread runs in 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -20,6 +20,9 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
     """Report that the engine has stopped, or is asked to, before a request was answered."""
 
 
+Made = asyncio.Queue[Progress | EngineStopped]
+
+
 class Worker:
     """Feed an engine from an event loop. The thread sleeps while there is nothing to decode."""
 
@@ -27,10 +30,9 @@ class Worker:
         self.figures: EngineFigures = engine.figures  # after its last pass
         self.failure: Exception | None = None  # what the engine died of, if it has
         self._engine = engine
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="engine"
-        )  # a pass is next in it unless the engine is idle
-        self._answers: dict[str, Answers] = {}
+        # Until the engine is idle, a pass is always among what it is to do
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._made: dict[str, Made] = {}  # where the progress of each request goes
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop  # from the first request on
 
@@ -45,25 +47,26 @@ class Worker:
         """Return whether requests are being answered."""
         return not self._stopping and self.failure is None
 
-    async def submit(self, requests: Sequence[Request]) -> "Answers":
-        """Have requests answered. Raise `SetBlockError` if the engine refuses one of them, and so all (`QueueFull` if there is
-        no room), or `EngineStopped` if it can't any more."""
+    async def submit(self, requests: Sequence[Request]) -> Made:
+        """Have requests answered, and return where their progress comes, or `EngineStopped` as the last. Raise `SetBlockError`
+        if the engine refuses one, and so all (`QueueFull` without room), or `EngineStopped` if it can't any more."""
         if not self.is_well:
             raise EngineStopped
         self._loop = asyncio.get_running_loop()
-        answers = Answers(self, requests)
-        self._answers |= {each.id: answers for each in requests}
+        made: Made = asyncio.Queue()
+        self._made |= {each.id: made for each in requests}
         try:
             await self._loop.run_in_executor(self._thread, self._submit, requests)
         except BaseException:
-            answers.close()
+            self.give_up(each.id for each in requests)
             raise
-        return answers
+        return made
 
-    def give_up(self, request_id: str) -> None:
-        """Cancel a request that nobody waits for any longer."""
-        if self._answers.pop(request_id, None) is not None:
-            self._thread.submit(self._engine.cancel, request_id)
+    def give_up(self, request_ids: Iterable[str]) -> None:
+        """Cancel what of these requests is not finished."""
+        for request_id in request_ids:
+            if self._made.pop(request_id, None) is not None:
+                self._thread.submit(self._engine.cancel, request_id)
 
     # In the thread
 
@@ -102,40 +105,12 @@ class Worker:
 
     def _hand_out(self, progress: list[Progress]) -> None:
         for each in progress:
-            if (answers := self._answers.get(each.id)) is not None:  # it was not given up
-                answers.made.put_nowait(each)
+            if (made := self._made.get(each.id)) is not None:  # it was not given up
+                made.put_nowait(each)
             if each.generation is not None:
-                self._answers.pop(each.id, None)
+                self._made.pop(each.id, None)
 
     def _fail_all(self) -> None:
-        for answers in set(self._answers.values()):
-            answers.made.put_nowait(EngineStopped())
-        self._answers.clear()
-
-
-class Answers:
-    """Follow the progress of requests that belong together. `close` gives up what is not finished."""
-
-    def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
-        self._worker = worker
-        self._places = {request.id: place for place, request in enumerate(requests)}  # of those that are not finished
-        self.made: asyncio.Queue[Progress | EngineStopped] = asyncio.Queue()  # by the worker
-
-    async def progress(self, deadline: float | None = None) -> AsyncIterator[tuple[int, Progress]]:
-        """Yield each request's index among those that were submitted, and what a pass did for it, until all are finished,
-        or raise `EngineStopped`, or `TimeoutError` at `deadline` by the event loop's time."""
-        while self._places:
-            async with asyncio.timeout_at(deadline):
-                made = await self.made.get()
-            if isinstance(made, EngineStopped):
-                raise made
-            place = self._places[made.id]
-            if made.generation is not None:
-                del self._places[made.id]
-            yield place, made
-
-    def close(self) -> None:
-        """Give up what is not finished."""
-        for request_id in self._places:
-            self._worker.give_up(request_id)
-        self._places.clear()
+        for made in set(self._made.values()):
+            made.put_nowait(EngineStopped())
+        self._made.clear()
