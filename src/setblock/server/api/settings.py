@@ -18,19 +18,17 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     hold the answer to `grammar`. Raise `ApiError` if a parameter is out of its range."""
     if body.method not in (None, default.method):  # whose operating point says nothing of another method's
         default = DecodingSettings()
-    asked: dict[str, Any] = {row.name: getattr(body, called, None) for called, row in OFFERED.items()}
-    asked["max_new_tokens"] = body.limit[1]
+    asked: dict[str, Any] = {row.name: getattr(body, called) for called, row in OFFERED.items()}
+    asked |= {"max_new_tokens": body.limit[1], "logprobs": body.num_logprobs, "sampler_options": body.sampler_options}
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
-    asked["logprobs"] = body.num_logprobs
-    asked["structure"] = structure_asked(body)
-    if asked["structure"] is not None and grammar is not None:
+    asked["structure"] = structure_asked(body) or grammar
+    if grammar is not None and asked["structure"] is not grammar:
         raise bad_request("response_format can't go together with tools that may be called", param="response_format")
-    asked["structure"] = asked["structure"] or grammar
     for name, most in MOST.items():
         if asked[name] is not None and asked[name] > most:
             raise bad_request(f"{name} must be between 1 and {most}, not {asked[name]}", param=name)
     try:
-        return settings_asked({**asked, "sampler_options": body.sampler_options}, base=default)
+        return settings_asked(asked, base=default)
     except SetBlockError as error:
         raise told(error, body) from error
 
@@ -74,6 +72,5 @@ def told(error: SetBlockError, body: DecodingBody) -> ApiError:
         return bad_request(message, param=param, code="context_length_exceeded")
     for name, row in OFFERED.items():
         message = message.replace(row.name, body.limit[0] if name == "max_tokens" else name)
-    named = re.sub(r"^token ids of (the )?", "", message).replace("number of stop strings", "stop")
-    param = named.partition(" ")[0].rstrip(":,")
+    param = re.sub(r"^token ids of (the )?", "", message).partition(" ")[0].rstrip(":,")
     return bad_request(message, param=param if param in type(body).model_fields else None)
