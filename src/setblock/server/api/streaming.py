@@ -56,8 +56,7 @@ async def frames(
     reply: Reply, shape: CompletionShape, head: dict[str, Any], *, with_usage: bool, with_events: bool
 ) -> AsyncIterator[str]:
     """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted, `[DONE]`.
-    A pass that made no text certain has a frame only where events are wanted. What goes wrong on the way is the last event.
-    """
+    A pass that made no text certain has a frame only where events are wanted. What goes wrong is the last event."""
     extra = {"usage": None} if with_usage else {}
     text_of = reply.serving.codec.text
 
