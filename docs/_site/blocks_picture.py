@@ -23,7 +23,7 @@ from setblock.cli.answering.compare import token_texts
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.operating_point import with_calibration
-from setblock.evaluation.comparison import compare
+from setblock.evaluation.run import compare
 
 COLUMNS, CHARACTER, LINE = 58, 6.8, 17  # a side's characters, the width of one and the height of a line in pixels
 MARGIN, GAP = 16, 24

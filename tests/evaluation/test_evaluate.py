@@ -12,9 +12,8 @@ from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.evaluation.comparison import compare
 from setblock.evaluation.result import nfe_speedup
-from setblock.evaluation.run import evaluate
+from setblock.evaluation.run import compare, evaluate
 
 SETTINGS = DecodingSettings(method="sbd", max_new_tokens=24)
 

@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from setblock.decoding.generate import generate
 from setblock.decoding.settings.operating_point import NTP, at_point
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation.result import differing, front_of
+from setblock.evaluation.result import differing, pareto_front
 from setblock.evaluation.run import evaluate, sweep
 from setblock.evaluation.sweeps.result_file import open_results, read_results
 
@@ -264,6 +265,7 @@ def test_the_pareto_front_is_what_nothing_beats(points):
     def beats(one, other):
         return one[0] <= other[0] and one[1] >= other[1] and one != other
 
-    front = front_of(points)
-    assert sorted(front) == [i for i, each in enumerate(points) if not any(beats(other, each) for other in points)]
-    assert [points[i][0] for i in front] == sorted(points[i][0] for i in front)
+    results = [SimpleNamespace(mean_passes=passes, accuracy=accuracy) for passes, accuracy in points]
+    front = [(each.mean_passes, each.accuracy) for each in pareto_front(results)]
+    assert sorted(front) == sorted(each for each in points if not any(beats(other, each) for other in points))
+    assert [passes for passes, _ in front] == sorted(passes for passes, _ in front)

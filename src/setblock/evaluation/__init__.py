@@ -6,9 +6,8 @@ from setblock.lazy import lazily
 
 if TYPE_CHECKING:
     from setblock.evaluation.calibration import calibrate
-    from setblock.evaluation.comparison import compare
     from setblock.evaluation.result import Result
-    from setblock.evaluation.run import evaluate, sweep
+    from setblock.evaluation.run import compare, evaluate, sweep
     from setblock.evaluation.tracing import trace
 
 __all__ = ["Result", "calibrate", "compare", "evaluate", "sweep", "trace"]
@@ -17,9 +16,8 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "calibration": "calibrate",
-        "comparison": "compare",
         "result": "Result",
-        "run": "evaluate sweep",
+        "run": "compare evaluate sweep",
         "tracing": "trace",
     },
 )

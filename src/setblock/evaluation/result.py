@@ -252,18 +252,12 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def pareto_front(results: Sequence[Result]) -> list[Result]:
-    """Return those that no other one beats in both accuracy and passes, by ascending passes. Empty where nobody can say
-    what is right."""
+    """Return those that no other one beats, by ascending passes: none has at least the same accuracy in at most as many passes,
+    unless both are the same. Empty where nobody can say what is right."""
     points = [(each.mean_passes, each.accuracy) for each in results if each.accuracy is not None]
-    return [results[index] for index in front_of(points)] if len(points) == len(results) else []
 
+    def is_beaten(passes: float, accuracy: float) -> bool:
+        return any(p <= passes and a >= accuracy and (p, a) != (passes, accuracy) for p, a in points)
 
-def front_of(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return which of some pairs (cost, value) no other pair beats: none costs at most as much with at least the same
-    value, and is not the same. By ascending cost; equal pairs are all in it."""
-
-    def is_beaten(index: int) -> bool:
-        cost, value = points[index]
-        return any(c <= cost and v >= value and (c, v) != (cost, value) for c, v in points)
-
-    return sorted((i for i in range(len(points)) if not is_beaten(i)), key=lambda i: points[i][0])
+    front = [each for each, point in zip(results, points, strict=False) if not is_beaten(*point)]
+    return sorted(front, key=lambda each: each.mean_passes) if len(points) == len(results) else []

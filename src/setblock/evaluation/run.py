@@ -1,4 +1,5 @@
-"""Answer a task's examples at one or many operating points, and by plain decoding (`evaluate` and `sweep`).
+"""Answer a task's examples at one or many operating points, and by plain decoding (`evaluate` and `sweep`); or one prompt by
+two methods (`compare`).
 
 Knows examples, answers, and which points are still to be decoded. Knows nothing of any task in particular, nor of how
 answers are counted.
@@ -16,12 +17,12 @@ from typing import Any, TypedDict, Unpack
 from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import Prompt
-from setblock.decoding.generate import generate_batch
+from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.settings.operating_point import NTP, at_point, point_of, with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings
-from setblock.errors import SetBlockError, check_at_least
+from setblock.errors import ParameterError, SetBlockError, check_at_least
 from setblock.evaluation.judging import check_judge, verdicts_on
-from setblock.evaluation.result import Result, outcomes_of
+from setblock.evaluation.result import Result, nfe_speedup, outcomes_of
 from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint, provenance, task_identity
 from setblock.evaluation.sweeps.result_file import changes, open_results
 from setblock.model.protocol.runtime import LanguageModel
@@ -229,3 +230,46 @@ def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageMode
     """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
     return [example.asked(raw=raw) for example in examples], raw
+
+
+_WARM_UP_PASSES = 8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Hold the same request, decoded by two methods."""
+
+    ntp: Generation  # one token a pass
+    blocks: Generation  # in blocks, by method `sbd` or `exact`
+
+    @property
+    def identical(self) -> bool:
+        """Return whether both wrote the same tokens."""
+        return self.ntp.token_ids == self.blocks.token_ids
+
+    @property
+    def nfe_speedup(self) -> float | None:
+        """See `setblock.evaluation.result.nfe_speedup`."""
+        return nfe_speedup(ntp_passes=self.ntp.passes.decoding, passes=self.blocks.passes.decoding)
+
+    @property
+    def wall_clock_speedup(self) -> float:
+        """Return the seconds of NTP divided by the seconds in blocks, including the prefill on both sides."""
+        return self.ntp.seconds / self.blocks.seconds
+
+
+def compare(
+    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
+) -> Comparison:
+    """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each. The other settings hold for
+    both. Other arguments are those of `setblock.stream`. Raise `SetBlockError` as it does, or if the method is `ntp`."""
+    blocks = with_calibration(model, settings)
+    if blocks.method == "ntp":
+        raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
+    ntp = replace(blocks, method="ntp")
+    for each in (blocks, ntp):  # blocks first: whatever they refuse is reported at once
+        for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):
+            pass
+    return Comparison(
+        ntp=generate(model, prompt, settings=ntp, raw=raw), blocks=generate(model, prompt, settings=blocks, raw=raw)
+    )

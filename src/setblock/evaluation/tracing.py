@@ -3,6 +3,7 @@
 Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -106,38 +107,34 @@ class _Tracer:
     def traced(self, chunk: StreamChunk) -> TracedPass:
         """Return what the next chunk's pass did."""
         event, step = chunk.event, chunk.step
-        corrected = None if event.corrected is None else self._token(event.corrected)
-        start = int(step.positions[0, 0]) - self.prompt_length
-        void = {index for index in self._standing if index >= start > self._start}
-        if corrected is not None:
-            void |= {index for index in self._standing if index > corrected.index}
-        self._start = start
-        self._standing = {index: each for index, each in self._standing.items() if index not in void}
-        if corrected is not None:
-            self._standing[corrected.index] = corrected
-        revealed = [self._token(each) for each in event.revealed]
-        self._standing |= {each.index: each for each in revealed}
-
         places = (step.positions[0] - self.prompt_length).tolist()
+        start, corrected = places[0], None if event.corrected is None else self._token(event.corrected)
+        right = math.inf if corrected is None else corrected.index
+        void = sorted(index for index in self._standing if index >= start > self._start or index > right)
+        for index in void:
+            del self._standing[index]
+        self._start = start
+        revealed = [self._token(each) for each in event.revealed]
+        self._standing |= {each.index: each for each in (corrected, *revealed) if each is not None}
+
         # What a pass computed behind a draft that it found wrong was thrown away.
         known = step.reading.given.block.known[0].tolist() if corrected is None else []
-        known += [False] * (len(places) - len(known))
         end = min((index for index, each in self._standing.items() if each.is_end), default=places[-1] + 1)
         masked = [
             (place, entropy)
-            for place, entropy, is_known in zip(places, step.entropy[0, : len(places)].tolist(), known, strict=True)
+            for place, entropy, is_known in zip(places, step.entropy[0].tolist(), known, strict=False)
             if is_known and place not in self._standing and place < end
         ]
         in_block = [place for place in places if place in self._standing] + [place for place, _ in masked]
         return TracedPass(
             number=event.number,
             kind="token" if self.is_ntp and event.kind == "block" else event.kind,
-            start=places[0],
-            size=max(in_block, default=places[0] - 1) + 1 - places[0],
+            start=start,
+            size=max(in_block, default=start - 1) + 1 - start,
             revealed=revealed,
             masked=masked,
             corrected=corrected,
-            dropped=sorted(void),
+            dropped=void,
         )
 
     def _token(self, found: Reveal) -> TracedToken:

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from setblock import Generation
-    from setblock.decoding.answer.text import Prompt
-    from setblock.evaluation.comparison import Comparison
+    from setblock.evaluation.run import Comparison
 
 
 @option_group()
@@ -56,7 +54,7 @@ def compare(
     """
     model.check()
     from setblock.data.tasks.word_problems import word_problems
-    from setblock.evaluation.comparison import compare as run
+    from setblock.evaluation.run import compare as run
 
     settings = decoding.settings()
     asked, raw = how.asked(prompt), how.raw
@@ -73,27 +71,14 @@ def compare(
 
     comparison = run(loaded, asked, settings=settings, raw=raw)
     if as_json:
-        found = comparison_json(comparison, loaded.tokenizer, prompt=asked)
-        print_json({**found, **sampler_json(settings)})
+        found: dict[str, Any] = {"prompt": asked}
+        for side in (comparison.ntp, comparison.blocks):
+            tokens = {"token_ids": side.token_ids, "revealed_by": side.revealed_by}
+            found[side.method] = {**generation_json(side, loaded.tokenizer), **tokens}
+        figures = ("identical", "nfe_speedup", "wall_clock_speedup")
+        print_json(found | {name: getattr(comparison, name) for name in figures} | sampler_json(settings))
     else:
-        print_comparison(stdout_console(), loaded.tokenizer, comparison, prompt=shown(asked))
-
-
-def comparison_json(
-    comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: "Prompt"
-) -> dict[str, Any]:
-    """Return the JSON object of a comparison: each side under the name of its method."""
-    sides = {
-        side.method: {**generation_json(side, tokenizer), "token_ids": side.token_ids, "revealed_by": side.revealed_by}
-        for side in (comparison.ntp, comparison.blocks)
-    }
-    return {
-        "prompt": prompt,
-        **sides,
-        "identical": comparison.identical,
-        "nfe_speedup": comparison.nfe_speedup,
-        "wall_clock_speedup": comparison.wall_clock_speedup,
-    }
+        _show(comparison, loaded.tokenizer, prompt=shown(asked))
 
 
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.
@@ -104,10 +89,8 @@ _FEW_PASSES = 24
 TITLES = {"ntp": "one token a pass", "sbd": "blocks", "exact": "blocks, each checked so that the text is ntp's"}
 
 
-def print_comparison(
-    console: Console, tokenizer: "PreTrainedTokenizerBase", comparison: "Comparison", *, prompt: str
-) -> None:
-    """Print both answers, how they came about, and the figures side by side."""
+def _show(comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, prompt: str) -> None:
+    console = stdout_console()
     coloured = console.color_system is not None and not console.no_color
     console.print(Text(prompt.strip(), style="dim"), soft_wrap=True)
     for side in (comparison.ntp, comparison.blocks):

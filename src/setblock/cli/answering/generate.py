@@ -135,14 +135,12 @@ def generate(
 def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool) -> None:
     for chunk in chunks:
         if not as_json:
-            typer.echo(chunk.text, nl=False)
-        if chunk.generation is None:
-            continue
-        if as_json:
-            print_json(generation_json(chunk.generation, tokenizer))
-        else:
-            typer.echo()
-            print_figures(_figures(chunk.generation))
+            typer.echo(chunk.text, nl=chunk.generation is not None)
+    assert chunk.generation is not None
+    if as_json:
+        print_json(generation_json(chunk.generation, tokenizer))
+    else:
+        print_figures(_figures(chunk.generation))
 
 
 def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: bool) -> None:

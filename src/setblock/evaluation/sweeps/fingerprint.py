@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -96,10 +97,7 @@ def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _digest(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode() + b"\0\0")
-    return digest.hexdigest()[:16]
+    return hashlib.sha256("".join(f"{text}\0\0" for text in texts).encode()).hexdigest()[:16]
 
 
 def _commit() -> str | None:
@@ -118,8 +116,5 @@ def _commit() -> str | None:
 
 def _processor() -> str:
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    told = re.search(r"^model name\s*: (.*)", information.read_text(), re.MULTILINE) if information.exists() else None
+    return told[1].strip() if told else platform.processor() or platform.machine()

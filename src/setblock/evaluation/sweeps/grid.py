@@ -39,28 +39,23 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
             hyperparameter, for every sampler that has it. A sampler whose hyperparameters get no values is swept along its
             dial.
     """
-    grids: list[Grid] = []
-    used: set[str] = set()
     for method in methods:
         _check_method(method)
-    if "sbd" in methods:
-        for name in samplers:
-            known = parameters_of(name)
-            own = {key: each for key, each in values.items() if key in known}
-            dial = None if own else getattr(SAMPLERS[name], "dial", None)
-            blocks = {key: values[key] for key in _KINDS if key in values and SETTINGS[key].acts_in("sbd")}
-            used |= own.keys() | blocks.keys()
-            own = own if dial is None else {dial.name: dial.values}
-            grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
+    parameters = {name: parameters_of(name) for name in samplers if "sbd" in methods}
+    grids: list[Grid] = []
+    for name, known in parameters.items():
+        own = {key: each for key, each in values.items() if key in known}
+        if not own and (dial := getattr(SAMPLERS[name], "dial", None)) is not None:
+            own = {dial.name: dial.values}
+        blocks = {key: values[key] for key in _KINDS if key in values and SETTINGS[key].acts_in("sbd")}
+        grids.append({"method": ["sbd"], "sampler": [name], **own, **blocks})
     if "exact" in methods:
-        blocks = {key: values[key] for key in _KINDS if key in values}
-        used |= blocks.keys()
-        grids.append({"method": ["exact"], **blocks})
-    for key in values.keys() - used:
-        swept = samplers if "sbd" in methods else ()
-        known = [f"{name} has {', '.join(parameters_of(name)) or 'nothing'}; " for name in swept]
+        grids.append({"method": ["exact"], **{key: values[key] for key in _KINDS if key in values}})
+    fitting = {key for grid in grids for key in grid} - {"method", "sampler"}
+    for key in values.keys() - fitting:
+        told = [f"{name} has {', '.join(known) or 'nothing'}; " for name, known in parameters.items()]
         raise ParameterError(
-            f"grid key {key!r} fits nothing that is swept: {''.join(known)}all have {', '.join(_KINDS)}"
+            f"grid key {key!r} fits nothing that is swept: {''.join(told)}all have {', '.join(_KINDS)}"
         )
     return grids
 
