@@ -53,16 +53,14 @@ def resumable() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise KeyboardInterrupt(number)
 
-    is_main = threading.current_thread() is threading.main_thread()  # which alone has signals
-    before = signal.signal(signal.SIGTERM, stop) if is_main else None
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except KeyboardInterrupt as interruption:
         print_message("interrupted; run the same command again to resume")
         raise typer.Exit(128 + (*interruption.args, signal.SIGINT)[0]) from interruption
     finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before)
 
 
 def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:

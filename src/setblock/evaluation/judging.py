@@ -80,13 +80,21 @@ def finish(programs: Sequence[str]) -> list[bool]:
         return list(pool.map(lambda program: _run(program, confined, _SECONDS)[0], programs))
 
 
+_BUBBLEWRAP = (
+    "--die-with-parent --unshare-all --new-session --cap-drop ALL --proc /proc --dev /dev --tmpfs /tmp --chdir /tmp"
+)
+
+
 @lru_cache
 def _confinement() -> tuple[str, ...]:
     """Return what comes before a program's command: bubblewrap's, or nothing where it does not run, which is warned of."""
     bubblewrap = shutil.which("bwrap")
     why = "it is not installed (apt install bubblewrap)"
     if bubblewrap is not None:
-        confined = (bubblewrap, *_bubblewrap_options())
+        paths = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", sys.base_prefix, sys.prefix]
+        paths += [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+        readable = [word for path in dict.fromkeys(paths) for word in ("--ro-bind-try", path, path)]
+        confined = (bubblewrap, *readable, *_BUBBLEWRAP.split())
         finished, why = _run("import numpy", confined, 60.0)
         if finished:
             return confined
@@ -95,16 +103,6 @@ def _confinement() -> tuple[str, ...]:
         raise SetBlockError(f"can't run programs with limits here ({error}): coding tasks are judged on Linux")
     warn(f"programs that the model wrote run without bubblewrap, so they can use your files and the network: {why}")
     return ()
-
-
-def _bubblewrap_options() -> list[str]:
-    paths = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime", sys.base_prefix, sys.prefix]
-    paths += [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    readable = [word for path in dict.fromkeys(paths) for word in ("--ro-bind-try", path, path)]
-    options = (
-        "--die-with-parent --unshare-all --new-session --cap-drop ALL --proc /proc --dev /dev --tmpfs /tmp --chdir /tmp"
-    )
-    return [*readable, *options.split()]
 
 
 def _run(program: str, confined: tuple[str, ...], seconds: float) -> tuple[bool, str]:

@@ -229,9 +229,7 @@ def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) ->
     for each in trace.passes:
         for index in each.dropped:
             del standing[index]
-        if each.corrected is not None:
-            standing[each.corrected.index] = each.corrected
-        standing |= {token.index: token for token in each.revealed}
+        standing |= {token.index: token for token in (each.corrected, *each.revealed) if token is not None}
         console.print()
         console.print(_head(each), soft_wrap=True)
         console.print(_block(each, standing), soft_wrap=True)
@@ -241,8 +239,7 @@ def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) ->
 
 
 def _head(traced: "TracedPass") -> Text:
-    name = "prefill" if traced.kind == "prefill" else f"pass {traced.number}"
-    kind = "" if traced.kind == "prefill" else f"{traced.kind:<7}"
+    name = "prefill  " if traced.kind == "prefill" else f"{f'pass {traced.number}':<9}{traced.kind:<7}"
     parts = [f"{len(traced.revealed)} revealed"]
     if traced.revealed:
         parts[0] += f" at {_range([token.entropy for token in traced.revealed])}"
@@ -250,7 +247,7 @@ def _head(traced: "TracedPass") -> Text:
         parts.append(f"{len(traced.masked)} masked at {_range([entropy for _, entropy in traced.masked])}")
     if traced.corrected is not None:
         parts.append(f"draft corrected at token {traced.corrected.index + 1}")
-    return Text.assemble((f"{name:<9}{kind}", f"bold {_STYLES[traced.kind]}"), (", ".join(parts), "dim"))
+    return Text.assemble((name, f"bold {_STYLES[traced.kind]}"), (", ".join(parts), "dim"))
 
 
 def _range(entropies: list[float]) -> str:
@@ -259,7 +256,7 @@ def _range(entropies: list[float]) -> str:
 
 
 def _block(traced: "TracedPass", standing: "dict[int, TracedToken]") -> Text:
-    new = {token.index for token in traced.revealed} | ({traced.corrected.index} if traced.corrected else set())
+    new = {token.index for token in (traced.corrected, *traced.revealed) if token is not None}
     end = min((index for index, token in standing.items() if token.is_end), default=traced.start + traced.size - 1)
     text = Text("  ")
     for index in range(traced.start, min(end, traced.start + traced.size - 1) + 1):

@@ -65,18 +65,18 @@ def roofline(
     The time of each operation is the larger of two times: that of its arithmetic at the machine's peak, and that of its bytes
     at the memory bandwidth. Nothing is measured, and no weights are read.
     """
-    shape, default_dtype = read_shape(subject.model or PAPER_MODEL)
+    shape, default_dtype = _read_shape(subject.model or PAPER_MODEL)
     dtype = subject.dtype or ("float8" if subject.model is None else default_dtype)
     precision = Precision.of(dtype, weights=subject.weights, kv=subject.kv)
     prediction = Prediction(shape=shape, hardware=_hardware(subject), precision=precision)
-    found = roofline_json(prediction, kv_length=kv_length, block_size=block_size)
+    found = _as_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
         print_json(found)
     else:
-        print_prediction(stdout_console(), prediction, found)
+        _show(prediction, found)
 
 
-def read_shape(source: str) -> tuple[ModelShape, str]:
+def _read_shape(source: str) -> tuple[ModelShape, str]:
     """Return the shape and the type of a preset, or of a checkpoint, of which only the config is read, or raise
     `SetBlockError` if there is no such config, or blocks can't be decoded with such a model."""
     if source in PRESETS:
@@ -130,8 +130,9 @@ def _hardware(options: SubjectOptions) -> Hardware:
     return hardware.with_figures(bandwidth=bandwidth, peak=peak)
 
 
-def print_prediction(console: Console, prediction: Prediction, found: dict[str, Any]) -> None:
+def _show(prediction: Prediction, found: dict[str, Any]) -> None:
     """Print what is predicted and on what, both tables of the paper, and where blocks stop paying; `found` is its JSON."""
+    console = stdout_console()
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
     linear, attention = (hardware.peak(bits) / TFLOPS for bits in (precision.linear_bits, precision.attention_bits))
     types = f"{precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values"
@@ -157,8 +158,7 @@ def print_prediction(console: Console, prediction: Prediction, found: dict[str, 
     console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
 
 
-def roofline_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
-    """Return what is predicted, and the named costs of a one-token and a block pass: bytes, bytes and operations per second."""
+def _as_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
     shape = prediction.shape
     return {
         "kv_length": kv_length,

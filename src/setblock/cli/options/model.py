@@ -190,15 +190,14 @@ class RuntimeOptions(ModelOptions):
         for_llama, runtime = ["runtime-option"] if self.runtime_options else [], self.runtime
         if runtime is None:
             runtime = "llama-cpp" if has_file and not for_torch and (for_llama or is_installed()) else "transformers"
-        if runtime == "transformers":
-            _refuse(for_llama, "llama-cpp")
-            return False
-        _refuse(for_torch, "transformers")
-        if not has_file:
+        others, needed = (for_llama, "llama-cpp") if runtime == "transformers" else (for_torch, "transformers")
+        if others:
+            raise SetBlockError(f"--{others[0].replace('_', '-')} needs --runtime {needed}")
+        if runtime == "llama-cpp" and not has_file:
             raise SetBlockError(
                 f"runtime llama-cpp needs a GGUF file, not {self.path or 'the bundled model'}: write one with `setblock export`"
             )
-        return True
+        return runtime == "llama-cpp"
 
     def llama_options(self) -> LlamaOptions:
         """Return the options of llama.cpp, or raise `ParameterError` if one is not known, or its value not valid."""
@@ -215,11 +214,6 @@ class RuntimeOptions(ModelOptions):
                 except ValueError as error:
                     raise ParameterError(f"--runtime-option {name} must be a whole number, not {text!r}") from error
         return LlamaOptions(**values)
-
-
-def _refuse(names: list[str], runtime: str) -> None:
-    if names:
-        raise SetBlockError(f"--{names[0].replace('_', '-')} needs --runtime {runtime}")
 
 
 def load_language_model(options: RuntimeOptions, *, blocks: bool) -> "LanguageModel":

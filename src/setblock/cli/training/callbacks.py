@@ -6,7 +6,6 @@ Knows signals, Rich and the Trainer's callbacks. Knows nothing of models.
 
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
@@ -18,8 +17,6 @@ from rich.progress import Progress, TaskID
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.cli.messages import columns, print_message, stderr_console
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption(TrainerCallback):
@@ -36,10 +33,9 @@ class Interruption(TrainerCallback):
         self._process = os.getpid()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Take the signals. Python has them in its main thread only."""
+        """Take the signals."""
         self._is_main = state.is_world_process_zero
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop, if there was a signal."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -51,7 +50,7 @@ def inspect(
     if as_json:
         print_json(shown)
     else:
-        print_row(stdout_console(), shown, tokenizer, limit=tokens or None)
+        _show_row(shown, tokenizer, limit=tokens or None)
 
 
 def tokenise(
@@ -130,11 +129,8 @@ _MASK = Text("<mask>", style="yellow")
 _PADDING = Text("padding", style="dim")
 
 
-def print_row(
-    console: Console, row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", *, limit: int | None
-) -> None:
-    """Print the statistics of all rows, and one row: its clean half and its noisy half, a line for each token, of each half
-    `limit` at most."""
+def _show_row(row: dict[str, Any], tokenizer: "PreTrainedTokenizerBase", *, limit: int | None) -> None:
+    console = stdout_console()
     halves = [row["clean"]] if row["noisy"] is None else [row["clean"], row["noisy"]]
     lengths = [len(half["input_ids"]) for half in halves]
     console.print(_statistics(row["statistics"]))

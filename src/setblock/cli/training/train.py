@@ -14,7 +14,7 @@ from setblock.cli.messages import figures_table, print_json, print_message, stdo
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
-from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
+from setblock.roofline.hardware import HARDWARE, hardware_of_device
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -58,8 +58,7 @@ def train(
     replaced = {} if output is None else {"training.output_dir": str(output)}
     if dry_run:  # a recipe for GPUs, on a machine that may have none
         checked, arguments = recipe.load(**replaced, **{"training.use_cpu": True})
-        check_one_of("hardware", assumed.hardware, HARDWARE)
-        show_estimate(checked, arguments, assumed, hardware=HARDWARE[assumed.hardware], as_json=as_json)
+        _show_estimate(checked, arguments, assumed, as_json=as_json)
         return
     checked, arguments = recipe.load(**replaced)
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
@@ -113,12 +112,12 @@ def _peak(arguments: "SBDConfig") -> float | None:
 _GIB = 2**30
 
 
-def show_estimate(
-    recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOptions, *, hardware: Hardware, as_json: bool
-) -> None:
+def _show_estimate(recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOptions, *, as_json: bool) -> None:
     """Print the estimate of a recipe, or raise `SetBlockError` if it needs more than the memory of a GPU."""
     from setblock.training.dry_run import LEFT_OUT, advice, dry_run
 
+    check_one_of("hardware", assumed.hardware, HARDWARE)
+    hardware = HARDWARE[assumed.hardware]
     gpus, share, bits = assumed.gpus, assumed.share, 16 if arguments.bf16 or arguments.fp16 else 32
     found = dry_run(recipe, arguments, gpus=gpus, peak=hardware.peak(bits), share=share)
     limit = (hardware.memory or float("inf")) / _GIB if assumed.memory is None else assumed.memory
