@@ -61,7 +61,6 @@ def calibrate(
     model.check()
     from setblock.evaluation import calibration
     from setblock.evaluation.sweeps.fingerprint import model_fingerprint
-    from setblock.evaluation.sweeps.grid import points_of
     from setblock.evaluation.sweeps.result_file import read_results
     from setblock.model.checkpoint import copy_checkpoint, write_facts
 
@@ -69,7 +68,7 @@ def calibrate(
     wanted = calibration.tolerance_of(asked.tolerance, confidence=asked.confidence)
     if asked.results is not None and (task.source or grid != GridOptions()):
         raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
-    chosen, split, limit = task.chosen(split="validation", limit=1000)
+    chosen, examples = task.chosen(split="validation", limit=1000)
     if chosen.judge is None and wanted.measure == "accuracy" and asked.results is None:
         raise ParameterError(
             f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
@@ -81,9 +80,9 @@ def calibrate(
 
     # 2. The outcomes
     if asked.results is None:
-        examples = chosen.examples(split, seed=task.seed)
-        wanted.check_enough(sum(1 for _ in islice(examples, max(limit, 1))))
-        results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit)
+        found = islice(chosen.examples(examples["split"], seed=task.seed), max(examples["limit"], 1))
+        wanted.check_enough(sum(1 for _ in found))
+        results = task.swept(loaded, chosen, examples, grids)
     else:
         results = read_results(asked.results)
         if (theirs := results[0].run["model"]["fingerprint"]) != (ours := model_fingerprint(loaded)):
@@ -102,9 +101,9 @@ def calibrate(
         elif source != folder:
             copy_checkpoint(source, folder)
         assert loaded.facts is not None
-        found = made.records(domain=domain, fingerprint=run["model"]["fingerprint"])
+        records = made.records(domain=domain, fingerprint=run["model"]["fingerprint"])
         others = [each for each in loaded.facts.calibrations if each.domain != domain]
-        write_facts(folder, replace(loaded.facts, calibrations=(*others, *found)))
+        write_facts(folder, replace(loaded.facts, calibrations=(*others, *records)))
     if as_json:
         print_json({"domain": domain, **made.to_json(), "written": folder and str(folder)})
     else:

@@ -43,7 +43,8 @@ def evaluate(
     settings = decoding.settings()
     from setblock.evaluation.run import evaluate as run
 
-    task, split, limit = examples.chosen()
+    task, asked = examples.chosen()
+    asked |= {"seed": decoding.seed, "batch_size": batch_size}
     if examples.source is not None:
         warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
@@ -52,19 +53,15 @@ def evaluate(
         result = run(
             loaded,
             task,
-            split=split,
-            seed=decoding.seed,
+            **asked,
             settings=settings,
-            limit=limit,
-            batch_size=batch_size,
-            allow_code_execution=examples.allow_code_execution,
-            on_progress=lambda point, done: tell(point.method, done, limit),
+            on_progress=lambda point, done: tell(point.method, done, asked["limit"]),
         )
     if as_json:
         others = 0 if loaded.draft_text is None else len(loaded.draft_text.token_ids)
-        asked = {"model": model.path or "bundled", "batch_size": batch_size, "draft_text_tokens": others}
-        asked |= {"drafts": settings.drafts} if settings.method == "exact" else {}
-        print_json({**asked, **result.figures()})
+        how = {"model": model.path or "bundled", "batch_size": batch_size, "draft_text_tokens": others}
+        how |= {"drafts": settings.drafts} if settings.method == "exact" else {}
+        print_json({**how, **result.figures()})
     else:
         typer.echo(f"{_how(result, settings, examples)}\n\n{_report(result, batch_size)}")
 

@@ -50,12 +50,9 @@ def sweep(
         results = read_results(results_file)
     else:
         model.check()
-        from setblock.evaluation.sweeps.grid import points_of
-
-        chosen, split, limit = task.chosen()
+        chosen, asked = task.chosen()
         grids = grid.grids()
-        loaded = load_model(model, blocks=True)
-        results = task.swept(loaded, chosen, points_of(loaded, grids), split=split, limit=limit, out=output)
+        results = task.swept(load_model(model, blocks=True), chosen, asked, grids, out=output)
     from setblock.evaluation.result import pareto_front
 
     front = pareto_front(results)

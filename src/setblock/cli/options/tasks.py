@@ -19,6 +19,7 @@ from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES, task_of_records
 if TYPE_CHECKING:
     from setblock.data.tasks import Task
     from setblock.evaluation.result import Result
+    from setblock.evaluation.run import Asked
     from setblock.evaluation.sweeps.grid import Grid
     from setblock.model.sbd_model import SBDModel
 
@@ -68,8 +69,8 @@ class ExamplesOptions:
         None, "Number of examples, at least 1. Default: 100; of calibrate, 1000; or all records of --input."
     )
 
-    def chosen(self, *, split: Split = "test", limit: int = 100) -> "tuple[Task[Any], Split, int]":
-        """Return the task, its split and how many examples of it are asked; `split` and `limit` where no option says it. Raise
+    def chosen(self, *, split: Split = "test", limit: int = 100) -> "tuple[Task[Any], Asked]":
+        """Return the task, and which examples of it are asked; `split` and `limit` where no option says it. Raise
         `SetBlockError` if there is no such task or file, options exclude each other, or answers can't be judged here."""
         from setblock.evaluation.judging import check_judge
 
@@ -79,13 +80,14 @@ class ExamplesOptions:
                     raise ParameterError(f"--{name} needs --input: a task has its own way to ask and to judge")
             task = task_named(self.task or DEFAULT_TASK)
             check_judge(task, allow_code_execution=self.allow_code_execution)
-            return task, self.split or split, limit if self.limit is None else self.limit
+            split, limit = self.split or split, limit if self.limit is None else self.limit
+            return task, {"split": split, "limit": limit, "allow_code_execution": self.allow_code_execution}
         for name, other in (("task", self.task), ("split", self.split)):
             if other is not None:
                 raise ParameterError(f"--{name} and --input exclude each other: a file is no task, and has no splits")
         task = task_of_records(self.source, judge=self.judge, raw=self.raw)
         count = sum(1 for _ in task.examples("test"))
-        return task, "test", count if self.limit is None else min(self.limit, count)
+        return task, {"split": "test", "limit": count if self.limit is None else min(self.limit, count)}
 
 
 @option_group(TASK)
@@ -101,30 +103,22 @@ class TaskOptions(ExamplesOptions):
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
-        self,
-        model: "SBDModel",
-        task: "Task[Any]",
-        points: list[DecodingSettings],
-        *,
-        split: str,
-        limit: int,
-        out: Path | None = None,
+        self, model: "SBDModel", task: "Task[Any]", asked: "Asked", grids: "list[Grid]", *, out: Path | None = None
     ) -> "list[Result]":
-        """Return the results of a sweep (see `setblock.evaluation.run.sweep`), behind a bar."""
+        """Return the results of a sweep (see `setblock.evaluation.run.sweep`) over all points of the grids, behind a bar."""
         from setblock.evaluation.run import sweep
+        from setblock.evaluation.sweeps.grid import points_of
 
+        points, limit = points_of(model, grids), asked["limit"]
+        asked = {**asked, "seed": self.seed, "batch_size": self.batch_size}
         with nullcontext() if out is None else resumable(), progress() as tell:
             return sweep(
                 model,
                 task,
                 points,
-                split=split,
-                seed=self.seed,
+                **asked,
                 path=out,
                 shared=DecodingSettings(max_new_tokens=self.max_new_tokens),
-                limit=limit,
-                batch_size=self.batch_size,
-                allow_code_execution=self.allow_code_execution,
                 on_progress=lambda point, done: tell(f"{label_of(point)} of {len(points) + 1} settings", done, limit),
             )
 
