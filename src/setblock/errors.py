@@ -88,6 +88,16 @@ def fault_of(name: str, problem: Mapping[str, Any]) -> str:
     return f"{name} must {told}" + ("" if kind in _WITHOUT_VALUE else f", not {shown(problem['input'])}")
 
 
+def converted(name: str, value: object, kind: Any) -> Any:
+    """Return a value of a type, which text may stand for, or raise `ParameterError` if it is none; `name` is the value's."""
+    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
+
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise ParameterError(fault_of(name, error.errors()[0])) from error
+
+
 def check_one_of(name: str, value: object, known: Iterable[str]) -> None:
     """Raise `ParameterError` if a value is none of those that are known."""
     if value not in (known := list(known)):

@@ -105,13 +105,12 @@ class DecodingOptions(PointOptions):
         """Return the settings, at the point that the model was calibrated to where no option says another; a line reports
         it. Raise `ParameterError` as in `settings`, or if the model was not calibrated for the domain."""
         settings = self.settings()
-        if not leaves_point_open(settings) or settings.method == "ntp":
-            if self.domain is not None:
-                raise ParameterError(
-                    "--domain chooses among calibrated settings: give no other option of the setting itself"
-                )
-            return settings
-        found = calibration_for(model, method=settings.method, domain=self.domain)
+        is_open = leaves_point_open(settings) and settings.method != "ntp"
+        if self.domain is not None and not is_open:
+            raise ParameterError(
+                "--domain chooses among calibrated settings: give no other option of the setting itself"
+            )
+        found = calibration_for(model, method=settings.method, domain=self.domain) if is_open else None
         if found is None:
             return settings
         calibrated = at_calibration(found, settings)
@@ -167,6 +166,6 @@ def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
 def sampler_text(settings: DecodingSettings) -> str:
     """Return the sampler and its parameters in a few words."""
     told = sampler_told(settings)
-    shown = {key: f"{value:g}" if isinstance(value, float) else value for key, value in told["sampler_options"].items()}
-    values = ", ".join(f"{key} {value}" for key, value in shown.items())
+    options = told["sampler_options"].items()
+    values = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in options)
     return f"{told['sampler']} ({values})" if values else str(told["sampler"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options.decoding_options import key_values
 from setblock.cli.options.groups import option, option_group
-from setblock.errors import ParameterError, SetBlockError, did_you_mean, warn
+from setblock.errors import ParameterError, SetBlockError, converted, did_you_mean, warn
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
 from setblock.model.loading.source import check_source, is_gguf
@@ -207,12 +207,9 @@ class RuntimeOptions(ModelOptions):
                 f"--runtime-option {name} is not known{did_you_mean(name, OF_LLAMA)}; there are {', '.join(OF_LLAMA)}"
             )
         values: dict[str, Any] = dict(given)
-        for name, text in given.items():
+        for name in given:
             if OF_LLAMA[name] in (int, int | None):
-                try:
-                    values[name] = int(text)
-                except ValueError as error:
-                    raise ParameterError(f"--runtime-option {name} must be a whole number, not {text!r}") from error
+                values[name] = converted(f"--runtime-option {name}", values[name], int)
         return LlamaOptions(**values)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from setblock.errors import ParameterError, did_you_mean, fault_of
+from setblock.errors import ParameterError, converted, did_you_mean
 
 if TYPE_CHECKING:
     from setblock.decoding.samplers.base import Sampler
@@ -93,18 +93,13 @@ def parameters_of(name: Any) -> list[str]:
 def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
     """Return the sampler of a name with these hyperparameters, others at their defaults; a number may be text, as `inf`
     is. Raise `ParameterError` if there is no such sampler or hyperparameter, or a value is not valid."""
-    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
-
     known = parameters_of(name)
     kinds, values = get_type_hints(SAMPLERS[name]), {}
     for key, value in options.items():
         if key not in known:
             told = f"it has {', '.join(known) or 'no parameters'}"
             raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, known)}; {told}")
-        try:
-            values[key] = TypeAdapter(kinds[key]).validate_python(value)
-        except ValidationError as error:
-            raise ParameterError(fault_of(f"{key} of sampler {name}", error.errors()[0])) from error
+        values[key] = converted(f"{key} of sampler {name}", value, kinds[key])
     for key in known:
         if key not in values and key not in defaults_of(name):
             raise ParameterError(f"sampler {name} needs {key} among its options")

@@ -8,13 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of
 from setblock.decoding.settings.asked import sampler_for, settings_asked
 from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
-from setblock.errors import ParameterError, SetBlockError, fault_of
+from setblock.errors import ParameterError, SetBlockError, converted
 from setblock.model.sbd_model import SBDModel
 from setblock.yaml_loader import read_yaml
 
@@ -85,17 +83,10 @@ def _settings(grid: Grid) -> Iterator[DecodingSettings]:
     for chosen in product(*grid.values()):
         values = {"method": "sbd", **dict(zip(grid, chosen, strict=True))}
         _check_method(values["method"])
-        known = {key: _converted(key, value) if key in _KINDS else value for key, value in values.items()}
-        yield settings_asked(known, offered=("method", *POINT), told="grid key")
+        values |= {key: converted(f"grid key {key}", values[key], _KINDS[key]) for key in values.keys() & _KINDS.keys()}
+        yield settings_asked(values, offered=("method", *POINT), told="grid key")
 
 
 def _check_method(method: Any) -> None:
     if method not in METHODS:
         raise ParameterError(f"method must be one of {', '.join(METHODS)}, not {method!r} (ntp is always decoded)")
-
-
-def _converted(key: str, value: Any) -> Any:
-    try:
-        return TypeAdapter(_KINDS[key]).validate_python(value)
-    except ValidationError as error:
-        raise ParameterError(fault_of(f"grid key {key}", error.errors()[0])) from error
