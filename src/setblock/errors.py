@@ -89,7 +89,7 @@ def fault_of(name: str, problem: Mapping[str, Any]) -> str:
 
 
 def converted(name: str, value: object, kind: Any) -> Any:
-    """Return a value of a type, which text may stand for, or raise `ParameterError` if it is none; `name` is the value's."""
+    """Return a value as one of a type; a number may be text. Raise `ParameterError` if it can't be; `name` is the value's."""
     from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
 
     try:

@@ -13,11 +13,5 @@ if TYPE_CHECKING:
 __all__ = ["Result", "calibrate", "compare", "evaluate", "sweep", "trace"]
 
 __getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "calibration": "calibrate",
-        "result": "Result",
-        "run": "compare evaluate sweep",
-        "tracing": "trace",
-    },
+    __name__, {"calibration": "calibrate", "result": "Result", "run": "compare evaluate sweep", "tracing": "trace"}
 )

@@ -84,10 +84,7 @@ def generate(
         panel="Many prompts",
     ),
     concurrency: int = option(
-        32,
-        "Number of prompts decoded at once, at least 1. It changes no answer.",
-        panel="Many prompts",
-        is_rare=True,
+        32, "Number of prompts decoded at once, at least 1. It changes no answer.", panel="Many prompts", is_rare=True
     ),
 ) -> None:
     """Answer a prompt. Text is printed as soon as it is final, then tokens, forward passes and seconds on stderr.

@@ -37,10 +37,7 @@ class SubjectOptions:
     weights: NumberType | None = option(None, "Type of the weights.")
     kv: NumberType | None = option(None, "Type of the cached keys and values.")
     hardware: str | None = option(
-        None,
-        f"One of {', '.join(HARDWARE)}. Default: h100.",
-        panel=_HARDWARE,
-        metavar="NAME",
+        None, f"One of {', '.join(HARDWARE)}. Default: h100.", panel=_HARDWARE, metavar="NAME"
     )
     bandwidth: float | None = option(
         None, "Memory bandwidth, instead of that of --hardware.", panel=_HARDWARE, metavar="GB/s"

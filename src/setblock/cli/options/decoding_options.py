@@ -33,11 +33,11 @@ OFFERED = offered(
 def settings_offered(*groups: Group) -> Offered:
     """Return an option for each setting of these groups, and behind the sampler's one for its parameters."""
     offered: Offered = {}
-    for row in OFFERED.values():
+    for called, row in OFFERED.items():
         if row.group in groups:
             kind = _LISTED.get(row.type, row.type)
             is_open = row.default is None or row.type in _LISTED
-            offered[row.name] = (kind | None if is_open else kind, setting_option(row.name))
+            offered[row.name] = (kind | None if is_open else kind, setting_option(called))
         if row.name == "sampler" and "point" in groups:
             offered["sampler_options"] = (list[str] | None, _SAMPLER_OPTION)
     return offered
@@ -52,9 +52,9 @@ _SAMPLER_OPTION = option(
 )
 
 
-def setting_option(name: str) -> Any:
-    """Return the option of a setting, for the annotation of a parameter."""
-    called, row = next((called, row) for called, row in OFFERED.items() if row.name == name)
+def setting_option(called: str) -> Any:
+    """Return the option of a setting, by its name in `OFFERED`."""
+    row = OFFERED[called]
     told, is_listed = row.help, row.type in _LISTED
     if str(row.range) and str(row.range) not in told:
         told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
@@ -64,8 +64,8 @@ def setting_option(name: str) -> Any:
         told += f" Available: {', '.join(SAMPLERS)}; or a class in a file, such as my_file.py:Clear."
     metavar = row.metavar if row.type in (int, float, str) or is_listed else None
     default = None if is_listed else row.default
-    called, panel = f"--{called.replace('_', '-')}", _PANELS[row.group]
-    return option(default, told, called, panel=panel, metavar=metavar, is_rare=name not in _COMMON)
+    typed, panel = f"--{called.replace('_', '-')}", _PANELS[row.group]
+    return option(default, told, typed, panel=panel, metavar=metavar, is_rare=row.name not in _COMMON)
 
 
 _COMMON = ("method", *HYPERPARAMETERS, "block_size", "max_new_tokens", "temperature", "top_p", "seed", "stop")

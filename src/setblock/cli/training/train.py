@@ -71,7 +71,6 @@ def train(
         evaluator = [] if section is None else [DecodingEvaluator(trainer, model, section)]
         return [view, *evaluator, stopper]
 
-    folder = Path(arguments.output_dir)
     # Of the processes that `torchrun` or `accelerate launch` started, one speaks for all
     is_main = arguments.process_index == 0
     is_finished, checkpoint = earlier_run(arguments)
@@ -83,7 +82,7 @@ def train(
     except KeyboardInterrupt as interruption:
         how = "stopped and saved" if interruption.args else "interrupted"
         if is_main:
-            step = step_of(newest_checkpoint(folder))
+            step = step_of(newest_checkpoint(Path(arguments.output_dir)))
             print_message(f"{how}; run the same command again to resume from step {step}")
         raise typer.Exit(128 + (*interruption.args, signal.SIGINT)[0]) from interruption
     finally:
