@@ -70,7 +70,7 @@ def print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def print_figures(text: str) -> None:
     """Print a dim line on stderr."""
-    stderr_console().print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    Console(stderr=True, highlight=False).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def stdout_console() -> Console:
@@ -78,11 +78,6 @@ def stdout_console() -> Console:
     cut to."""
     is_cut = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, width=None if is_cut else _PIPE_WIDTH)
-
-
-def stderr_console() -> Console:
-    """See `stdout_console`."""
-    return Console(stderr=True, highlight=False)
 
 
 def figures_table(rows: Iterable[tuple[str, str]]) -> Table:
@@ -107,7 +102,7 @@ Told = Callable[[str, int, int | None], None]
 @contextmanager
 def progress() -> Iterator[Told]:
     """Show a bar on stderr, if it is a terminal, for each name in its turn."""
-    console = stderr_console()
+    console = Console(stderr=True, highlight=False)
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
 

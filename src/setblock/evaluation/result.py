@@ -255,9 +255,11 @@ def pareto_front(results: Sequence[Result]) -> list[Result]:
     """Return those that no other one beats, by ascending passes: none has at least the same accuracy in at most as many passes,
     unless both are the same. Empty where nobody can say what is right."""
     points = [(each.mean_passes, each.accuracy) for each in results if each.accuracy is not None]
+    if len(points) < len(results):
+        return []
 
     def is_beaten(passes: float, accuracy: float) -> bool:
         return any(p <= passes and a >= accuracy and (p, a) != (passes, accuracy) for p, a in points)
 
-    front = [each for each, point in zip(results, points, strict=False) if not is_beaten(*point)]
-    return sorted(front, key=lambda each: each.mean_passes) if len(points) == len(results) else []
+    front = [each for each, point in zip(results, points, strict=True) if not is_beaten(*point)]
+    return sorted(front, key=lambda each: each.mean_passes)

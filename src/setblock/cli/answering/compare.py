@@ -11,13 +11,12 @@ from setblock.cli.options.decoding_options import DecodingOptions, sampler_json
 from setblock.cli.options.groups import DECODING, JSON, SAMPLING, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, shown
-from setblock.decoding.answer.generation import generation_json
+from setblock.decoding.answer.generation import Generation, generation_json
 from setblock.model.loading.named import example_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from setblock import Generation
     from setblock.evaluation.run import Comparison
 
 
@@ -107,7 +106,7 @@ def _show(comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, pro
         console.print(Text(line), soft_wrap=True)
 
 
-def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: "Generation") -> list[str]:
+def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: Generation) -> list[str]:
     """Return what each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
     from setblock.decoding.answer.text import AnswerText
 
@@ -126,7 +125,7 @@ def _style(number: int) -> str:
     return PALETTE[number % len(PALETTE)]
 
 
-def _legend(generation: "Generation") -> Text:
+def _legend(generation: Generation) -> Text:
     numbers = sorted(set(generation.revealed_by))
     if len(numbers) > _FEW_PASSES:
         return Text("the colour changes with each pass", style="dim")

@@ -1,6 +1,7 @@
 """Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -16,7 +17,7 @@ from setblock.cli.options.decoding_options import DecodingOptions, sampler_json,
 from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
-from setblock.decoding.answer.generation import generation_json
+from setblock.decoding.answer.generation import Generation, generation_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.files import AnswerFile, AnswerPipe, read_prompts
 from setblock.errors import ParameterError, SetBlockError
@@ -24,9 +25,7 @@ from setblock.files import read_text
 from setblock.structure.kinds import structure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from setblock import Generation, StreamChunk
+    from setblock.decoding.generate import StreamChunk
     from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 _PIPE = Path("-")
@@ -129,7 +128,7 @@ def generate(
         _print_answers(answers, loaded.tokenizer, as_json=as_json)
 
 
-def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: bool) -> None:
+def _print_stream(chunks: Iterator["StreamChunk"], tokenizer: Any, *, as_json: bool) -> None:
     for chunk in chunks:
         if not as_json:
             typer.echo(chunk.text, nl=chunk.generation is not None)
@@ -140,7 +139,7 @@ def _print_stream(chunks: "Iterator[StreamChunk]", tokenizer: Any, *, as_json: b
         print_figures(_figures(chunk.generation))
 
 
-def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: bool) -> None:
+def _print_answers(answers: Sequence[Generation], tokenizer: Any, *, as_json: bool) -> None:
     if (failure := next((answer.error for answer in answers if answer.error is not None), None)) is not None:
         raise SetBlockError(failure.message)
     if as_json:
@@ -152,7 +151,7 @@ def _print_answers(answers: "Sequence[Generation]", tokenizer: Any, *, as_json: 
         print_figures(_figures(answer))
 
 
-def _figures(generation: "Generation") -> str:
+def _figures(generation: Generation) -> str:
     passes, drafted = generation.passes, generation.drafted
     kept = f", {generation.accepted} of {drafted} drafted tokens kept" if drafted else ""
     return (

@@ -13,7 +13,7 @@ from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.errors import SetBlockError, one_line, warn
 from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
-from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
+from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, NFE_SPEEDUPS, Prediction, last_paying_batch, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
@@ -65,7 +65,11 @@ def roofline(
     shape, default_dtype = _read_shape(subject.model or PAPER_MODEL)
     dtype = subject.dtype or ("float8" if subject.model is None else default_dtype)
     precision = Precision.of(dtype, weights=subject.weights, kv=subject.kv)
-    prediction = Prediction(shape=shape, hardware=_hardware(subject), precision=precision)
+    hardware = hardware_named(subject.hardware or ("paper-h100" if subject.model is None else "h100"))
+    if subject.bandwidth is not None or subject.peak is not None:
+        bandwidth, peak = subject.bandwidth and subject.bandwidth * GB, subject.peak and subject.peak * TFLOPS
+        hardware = hardware.with_figures(bandwidth=bandwidth, peak=peak)
+    prediction = Prediction(shape=shape, hardware=hardware, precision=precision)
     found = _as_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
         print_json(found)
@@ -117,14 +121,6 @@ def _check_shape(shape: ModelShape, config: Any) -> None:
             f"{shape.name} has {real / 1e6:,.1f} million weights in its matrices, and {shape.parameters / 1e6:,.1f} million "
             "are in the prediction: parts of its architecture are not modelled"
         )
-
-
-def _hardware(options: SubjectOptions) -> Hardware:
-    hardware = hardware_named(options.hardware or ("paper-h100" if options.model is None else "h100"))
-    if options.bandwidth is None and options.peak is None:
-        return hardware
-    bandwidth, peak = options.bandwidth and options.bandwidth * GB, options.peak and options.peak * TFLOPS
-    return hardware.with_figures(bandwidth=bandwidth, peak=peak)
 
 
 def _show(prediction: Prediction, found: dict[str, Any]) -> None:

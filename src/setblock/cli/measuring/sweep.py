@@ -60,11 +60,10 @@ def sweep(
         rows = [{**each.figures(), "label": label_of(each.point), "on_pareto_front": each in front} for each in results]
         print_json({"run": results[0].run, "rows": rows})
     else:
-        stdout_console().print(sweep_table(results, front))
+        stdout_console().print(_table(results, front))
 
 
-def sweep_table(results: "list[Result]", front: "list[Result]") -> Table:
-    """Return a line for each result; those on the Pareto front are bold."""
+def _table(results: "list[Result]", front: "list[Result]") -> Table:
     from setblock.evaluation.result import title_of
 
     table = Table(

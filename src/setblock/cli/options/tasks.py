@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from setblock.cli.messages import progress, resumable
 from setblock.cli.options.decoding_options import key_values, setting_option, with_own_sampler
 from setblock.cli.options.groups import TASK, option, option_group
-from setblock.data.tasks import TASKS, task_named
+from setblock.data.tasks import TASKS, Task, task_named
 from setblock.data.tasks.task import Split
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.operating_point import label_of
@@ -17,7 +17,6 @@ from setblock.errors import ParameterError
 from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES, task_of_records
 
 if TYPE_CHECKING:
-    from setblock.data.tasks import Task
     from setblock.evaluation.result import Result
     from setblock.evaluation.run import Asked
     from setblock.evaluation.sweeps.grid import Grid
@@ -69,7 +68,7 @@ class ExamplesOptions:
         None, "Number of examples, at least 1. Default: 100; of calibrate, 1000; or all records of --input."
     )
 
-    def chosen(self, *, split: Split = "test", limit: int = 100) -> "tuple[Task[Any], Asked]":
+    def chosen(self, *, split: Split = "test", limit: int = 100) -> tuple[Task[Any], "Asked"]:
         """Return the task, and which examples of it are asked; `split` and `limit` where no option says it. Raise
         `SetBlockError` if there is no such task or file, options exclude each other, or answers can't be judged here."""
         from setblock.evaluation.judging import check_judge
@@ -103,7 +102,7 @@ class TaskOptions(ExamplesOptions):
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
-        self, model: "SBDModel", task: "Task[Any]", asked: "Asked", grids: "list[Grid]", *, out: Path | None = None
+        self, model: "SBDModel", task: Task[Any], asked: "Asked", grids: "list[Grid]", *, out: Path | None = None
     ) -> "list[Result]":
         """Return the results of a sweep (see `setblock.evaluation.run.sweep`) over all points of the grids, behind a bar."""
         from setblock.evaluation.run import sweep

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import typer
 from accelerate.utils import gather
+from rich.console import Console
 from rich.progress import Progress, TaskID
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from setblock.cli.messages import columns, print_message, stderr_console
+from setblock.cli.messages import columns, print_message
 
 
 class Interruption(TrainerCallback):
@@ -78,8 +79,7 @@ _SHOWN = {
 }
 
 
-def log_text(logs: Mapping[str, Any]) -> str:
-    """Return one line of what a log says; empty where nothing of it is to be shown."""
+def _text(logs: Mapping[str, Any]) -> str:
     parts = [f"{name} {form.format(logs[key])}" for key, (name, form) in _SHOWN.items() if key in logs]
     for key, value in logs.items():
         if key.startswith("eval_nfe_speedup_"):
@@ -96,7 +96,7 @@ class TrainView(TrainerCallback):
     def __init__(self, *, bar: bool) -> None:
         """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
         shown = columns("step", "{task.description}")
-        self._progress = Progress(*shown, console=stderr_console()) if bar else None
+        self._progress = Progress(*shown, console=Console(stderr=True, highlight=False)) if bar else None
         self._task: TaskID | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class TrainView(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Say what was logged: losses next to the bar, evaluations above it."""
         logs = kwargs["logs"]
-        text = log_text(logs)
+        text = _text(logs)
         if not text or not state.is_world_process_zero:
             return
         evaluated = any(key.startswith("eval_") for key in logs)
