@@ -30,8 +30,6 @@ from setblock.model.sbd_model import SBDModel
 
 DEFAULT_LIMIT = 100
 DEFAULT_BATCH_SIZE = 32
-# What a point says itself; everything else of the settings is shared by a whole sweep.
-_OF_POINTS = {"method", *POINT}
 Progress = Callable[[DecodingSettings, int], None]
 
 
@@ -133,7 +131,7 @@ def sweep(
 
 def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
     """Return the settings that belong to no operating point and differ from the default, as JSON holds them."""
-    changed = {name: value for name, value in settings.changed().items() if name not in _OF_POINTS}
+    changed = {name: value for name, value in settings.changed().items() if name not in ("method", *POINT)}
     whole: dict[str, Any] = json.loads(json.dumps(changed, default=str))
     return whole
 

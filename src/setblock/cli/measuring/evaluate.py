@@ -15,8 +15,6 @@ from setblock.evaluation.records import DEFAULT_JUDGE
 if TYPE_CHECKING:
     from setblock.evaluation.result import Result
 
-DEFAULT_BATCH_SIZE = 32  # the library's own; a test holds them together
-
 
 @option_group(TASK)
 class EvaluateOptions(DecodingOptions):
@@ -28,7 +26,7 @@ class EvaluateOptions(DecodingOptions):
 def evaluate(
     *,
     examples: ExamplesOptions,
-    batch_size: int = batch_size_option(DEFAULT_BATCH_SIZE),
+    batch_size: int = batch_size_option(32),  # the library's own; a test holds them together
     model: RuntimeOptions,
     decoding: EvaluateOptions,
     as_json: bool = JSON,
