@@ -159,9 +159,6 @@ def silence_libraries() -> None:
     disable_progress_bar()
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @contextmanager
 def writable_stdout() -> Iterator[None]:
     """Make sure that all that is written to stdout while active has left the process afterwards, or raise `SetBlockError`
@@ -172,7 +169,7 @@ def writable_stdout() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
             raise
         # What is left in Python's buffer would fail again as the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

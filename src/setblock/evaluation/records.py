@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 TextJudge = Callable[[str, str], Verdict]
 """Of a reference and an answer. A reference that has not the form that the judge needs is wrong by itself, too."""
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-
 
 def _last_number(reference: str, answer: str) -> Verdict:
     wanted, found = _number_in(reference), _number_in(answer)
@@ -50,7 +48,7 @@ last number of both is the same. json: both are the same JSON value, with nothin
 
 
 def _number_in(text: str) -> Decimal | None:
-    found = _NUMBER.findall(text)
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return Decimal(found[-1].replace(",", "")) if found else None
 
 

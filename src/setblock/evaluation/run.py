@@ -230,9 +230,6 @@ def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageMode
     return [example.asked(raw=raw) for example in examples], raw
 
 
-_WARM_UP_PASSES = 8
-
-
 @dataclass(frozen=True)
 class Comparison:
     """Hold the same request, decoded by two methods."""
@@ -266,7 +263,7 @@ def compare(
         raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
     ntp = replace(blocks, method="ntp")
     for each in (blocks, ntp):  # blocks first: whatever they refuse is reported at once
-        for _ in islice(stream(model, prompt, settings=each, raw=raw), _WARM_UP_PASSES):
+        for _ in islice(stream(model, prompt, settings=each, raw=raw), 8):  # not timed
             pass
     return Comparison(
         ntp=generate(model, prompt, settings=ntp, raw=raw), blocks=generate(model, prompt, settings=blocks, raw=raw)

@@ -39,17 +39,13 @@ def settings_offered(*groups: Group) -> Offered:
             is_open = row.default is None or row.type in _LISTED
             offered[row.name] = (kind | None if is_open else kind, setting_option(called))
         if row.name == "sampler" and "point" in groups:
-            offered["sampler_options"] = (list[str] | None, _SAMPLER_OPTION)
+            told = (
+                "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
+                "ones."
+            )
+            typed = option(None, told, "--sampler-option", metavar="KEY=VALUE", is_rare=True)
+            offered["sampler_options"] = (list[str] | None, typed)
     return offered
-
-
-_SAMPLER_OPTION = option(
-    None,
-    "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid ones.",
-    "--sampler-option",
-    metavar="KEY=VALUE",
-    is_rare=True,
-)
 
 
 def setting_option(called: str) -> Any:

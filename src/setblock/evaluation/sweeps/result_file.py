@@ -32,13 +32,11 @@ def read_results(path: Path) -> list[Result]:
     return found
 
 
-_MAY_DIFFER = ("model.name", "model.prepacked", "code.version")
-
-
 def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield what makes two runs different sweeps, with both values: another model, task, commit, or other shared settings or
     sources."""
-    return (each for each in differences(theirs, ours) if each[0] not in _MAY_DIFFER)
+    may_differ = ("model.name", "model.prepacked", "code.version")
+    return (each for each in differences(theirs, ours) if each[0] not in may_differ)
 
 
 @contextmanager
