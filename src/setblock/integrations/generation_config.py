@@ -1,7 +1,7 @@
 """Turn a call of Transformers' `generate` into `DecodingSettings`, or refuse by name what they don't have.
 
-Knows `GenerationConfig`, and the logits processors and stopping criteria that Transformers builds from it. Nothing that would
-change the output is ignored: a field that is neither mapped nor harmless is refused, a future release's too.
+Knows `GenerationConfig`. Nothing that would change the output is ignored: a field that is neither mapped nor harmless is
+refused, a future release's too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation import logits_process as processors
-from transformers.generation import stopping_criteria as criteria
 
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings, offered
@@ -72,25 +70,18 @@ def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(int(each) for each in ids)
 
 
-def refuse_own(config: GenerationConfig, *, logits_processor: Iterable[Any], stopping_criteria: Iterable[Any]) -> None:
-    """Raise `ParameterError` for a processor or a criterion that is none of those Transformers built from the config."""
-    known = set()
-    for processor in logits_processor:
-        kind = type(processor)
-        if kind in known or not _is_built_from(config, processor):
-            raise ParameterError(
-                f"logits_processor {kind.__name__} can't be applied: it reads the text to the left of a token, and a block "
-                "chooses tokens before that is final"
-            )
-        known.add(kind)
-    for criterion in stopping_criteria:
-        is_length = type(criterion) is criteria.MaxLengthCriteria and criterion.max_length == config.max_length
-        ends = {*criterion.eos_token_id.tolist()} if type(criterion) is criteria.EosTokenCriteria else None
-        if not is_length and ends != {*end_of_text_ids(config)}:
-            raise ParameterError(
-                f"stopping_criteria {type(criterion).__name__} can't be applied: it is made to be asked after each token, and "
-                "a pass adds several; max_new_tokens, eos_token_id and stop_strings can end an answer"
-            )
+def refuse_own(given: Iterable[Any], *, built: Iterable[Any], told: str) -> None:
+    """Raise `ParameterError`, in the words of `told`, for a processor or a criterion that is none of those that Transformers
+    has `built` from the config: one of the user's may be of the same type and hold another value."""
+    left = [_held(each) for each in built]
+    for each in given:
+        if (held := _held(each)) not in left:
+            raise ParameterError(told.format(type(each).__name__))
+        left.remove(held)
+
+
+def _held(each: Any) -> tuple[type, dict[str, Any]]:
+    return type(each), {name: _plain(value) for name, value in vars(each).items()}
 
 
 _MAPPED = """
@@ -137,36 +128,6 @@ def _single(field: str, sequence: Sequence[int]) -> int:
     if len(sequence) != 1:
         raise ParameterError(f"{field} must be of single tokens here, not of {list(sequence)}")
     return sequence[0]
-
-
-# Each with the attribute that holds its value, and the field that this comes from.
-_BUILT_FROM: dict[type, tuple[str, str]] = {
-    processors.SequenceBiasLogitsProcessor: ("sequence_bias", "sequence_bias"),
-    processors.RepetitionPenaltyLogitsProcessor: ("penalty", "repetition_penalty"),
-    processors.NoBadWordsLogitsProcessor: ("bad_word_ids", "bad_words_ids"),
-    processors.MinLengthLogitsProcessor: ("min_length", "min_length"),
-    processors.MinNewTokensLengthLogitsProcessor: ("min_new_tokens", "min_new_tokens"),
-    processors.SuppressTokensLogitsProcessor: ("suppress_tokens", "suppress_tokens"),
-    processors.TemperatureLogitsWarper: ("temperature", "temperature"),
-    processors.TopKLogitsWarper: ("top_k", "top_k"),
-    processors.TopPLogitsWarper: ("top_p", "top_p"),
-    processors.MinPLogitsWarper: ("min_p", "min_p"),
-}
-
-
-def _is_built_from(config: GenerationConfig, processor: Any) -> bool:
-    """Return whether it does what the config asks for; one of the user's may be of the same type and hold another value."""
-    if type(processor) is processors.LogitNormalization:
-        return True
-    if type(processor) not in _BUILT_FROM:
-        return False
-    if isinstance(getattr(processor, "prompt_ignore_length", None), int):  # a repetition penalty of the answer alone
-        return False
-    attribute, field = _BUILT_FROM[type(processor)]
-    held, asked = getattr(processor, attribute), getattr(config, field)
-    if field == "sequence_bias":
-        return _sequence_bias(held) == _sequence_bias(asked)
-    return bool(_plain(held) == _plain(asked))
 
 
 def _plain(value: Any) -> Any:

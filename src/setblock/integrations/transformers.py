@@ -86,13 +86,15 @@ def sbd_generate(
         raise ParameterError("stop_strings need the tokenizer: pass tokenizer=... too")
     if options.get("structure") is not None and tokenizer is None:
         raise ParameterError("structure needs the tokenizer: pass tokenizer=... too")
-    # `attention_mask` can't be named above: Transformers would take it for an argument that it need not prepare.
-    attention_mask = model_kwargs.pop("attention_mask", None)
+    # It can't be named above: Transformers would take it for an argument that it need not prepare.
+    attention_mask = model_kwargs.get("attention_mask")
     if attention_mask is None:  # left out by Transformers too where there is no padding
         attention_mask = torch.ones_like(input_ids)
     _refuse_model_kwargs(model_kwargs, attention_mask)
     settings = settings_from(generation_config, options, prompt_length=input_ids.shape[1])
-    refuse_own(generation_config, logits_processor=logits_processor, stopping_criteria=stopping_criteria)
+    processors = model._get_logits_processor(generation_config, input_ids.shape[1], model_kwargs=model_kwargs)
+    refuse_own(logits_processor, built=processors, told=_PROCESSOR)
+    refuse_own(stopping_criteria, built=model._get_stopping_criteria(generation_config, []), told=_CRITERION)
 
     sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
     rows = zip(input_ids, attention_mask.bool().to(input_ids.device), strict=True)
@@ -129,6 +131,14 @@ def _with_options(signature: inspect.Signature) -> inspect.Signature:
 
 sbd_generate.__signature__ = _with_options(inspect.signature(sbd_generate))  # type: ignore[attr-defined]
 
+_PROCESSOR = (
+    "logits_processor {} can't be applied: it reads the text to the left of a token, and a block chooses tokens before that is "
+    "final"
+)
+_CRITERION = (
+    "stopping_criteria {} can't be applied: it is made to be asked after each token, and a pass adds several; max_new_tokens, "
+    "eos_token_id and stop_strings can end an answer"
+)
 _OF_THE_HUB = {  # where a checkpoint's code came from; Transformers passes them on
     *"cache_dir force_download proxies token revision local_files_only repo_type subfolder trust_remote_code".split(),
     "custom_generate",
@@ -148,8 +158,11 @@ def _refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
         )
 
 
+_OF_TRANSFORMERS = {"attention_mask", "past_key_values", "position_ids", "use_cache", "logits_to_keep"}
+
+
 def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -> None:
-    """Refuse inputs of the model other than tokens; a few are Transformers' own."""
+    """Refuse inputs of the model other than tokens."""
     cache, positions = model_kwargs.get("past_key_values"), model_kwargs.get("position_ids")
     if cache is not None and getattr(cache, "_is_user_defined", False):
         raise ParameterError(
@@ -158,7 +171,7 @@ def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -
     counted = (attention_mask.long().cumsum(-1) - 1).masked_fill(attention_mask == 0, 0)
     if positions is not None and not bool((positions == counted.to(positions.device)).all()):
         raise ParameterError("position_ids must be those that follow from attention_mask in set block decoding")
-    for name in model_kwargs.keys() - {"past_key_values", "position_ids", "use_cache", "logits_to_keep"}:
+    for name in model_kwargs.keys() - _OF_TRANSFORMERS:
         value = model_kwargs[name]
         if value is not None and value != {}:  # a multimodal model's, where there is text alone
             raise ParameterError(f"{name} is not supported in set block decoding: leave it out")

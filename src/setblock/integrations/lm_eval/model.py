@@ -16,6 +16,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import postprocess_generated_text
 from tqdm import tqdm
 
 from setblock.decoding.settings.table import DecodingSettings
@@ -27,8 +28,6 @@ from setblock.model.loading.loading import load
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
-DEFAULT_MAX_GEN_TOKS = 256  # as the harness's own models have it
-DEFAULT_MAX_LENGTH = 2048  # the same, where a model's config sets no limit
 _UNSAID_DEVICE = "cuda:0"  # the default of its command
 
 
@@ -42,6 +41,8 @@ class SetBlockLM(HFLM):
 
     Prompts and log-likelihoods are those of `hf`: plain causal passes, the same in all methods.
     """
+
+    max_gen_toks = 256  # in place of a property of `hf`, which can't be set
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class SetBlockLM(HFLM):
         prepack: bool = False,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
-        max_gen_toks: int = DEFAULT_MAX_GEN_TOKS,
+        max_gen_toks: int = 256,
         max_length: int | None = None,
         add_bos_token: bool | None = None,
         enable_thinking: bool | None = None,
@@ -112,18 +113,13 @@ class SetBlockLM(HFLM):
                 backend="causal",
                 tokenizer=pretrained.tokenizer,
                 batch_size=size,
-                max_length=max_length or pretrained.context_length or DEFAULT_MAX_LENGTH,
+                max_length=max_length or pretrained.context_length,
                 add_bos_token=add_bos_token,
                 softmax_dtype=torch.float32,
                 chat_template_args={**(chat_template_args or {}), **template},
             )
-        self._most_tokens, self._thoughts_end = max_gen_toks, think_end_token
+        self.max_gen_toks, self._thoughts_end = max_gen_toks, think_end_token
         self.answers: dict[str, TimedAnswers] = {}  # to each task, by its name, in the order of its requests
-
-    @property
-    def max_gen_toks(self) -> int:
-        """Return the most tokens of an answer whose task doesn't say."""
-        return self._most_tokens
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Return the chat template in use, or raise `SetBlockError` if the tokenizer has none."""
@@ -164,9 +160,7 @@ class SetBlockLM(HFLM):
                     [*before.generations, *given.generations], before.seconds + given.seconds
                 )
                 for index, answer in zip(indices, given.generations, strict=True):
-                    texts[index] = answer.text
-                    if self._thoughts_end is not None:
-                        texts[index] = texts[index].split(self._thoughts_end)[-1].lstrip()
+                    texts[index] = postprocess_generated_text(answer.text, None, self._thoughts_end)
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
         return texts
 
@@ -209,13 +203,9 @@ def _as_it_is(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _batch_size(given: int | str) -> int:
-    try:
-        size = int(given)
-    except ValueError:
-        size = 0
-    if size < 1:
+    if not str(given).isdecimal() or int(given) < 1:
         raise ParameterError(f"batch_size must be a whole number of at least 1, not {given!r}")
-    return size
+    return int(given)
 
 
 def _dtype(given: str | torch.dtype) -> torch.dtype | None:
