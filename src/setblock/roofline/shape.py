@@ -8,6 +8,7 @@ norms and biases are thousandths of a model.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from setblock.errors import SetBlockError
@@ -77,8 +78,7 @@ def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
     """Return the shape that a config describes, a `PretrainedConfig` or the mapping that a `config.json` holds. `name` is what
     to call the model, by default its `model_type`. Raise `SetBlockError` if a size is missing, or the architecture has parts
     that are not modelled."""
-    if not isinstance(config, Mapping):
-        config = config.get_text_config()
+    config = SimpleNamespace(**config) if isinstance(config, Mapping) else config.get_text_config()
     kind = str(_read(config, "model_type", default="unknown"))
     if _read(config, "kv_lora_rank"):
         raise _not_modelled(kind, "multi-head latent attention")
@@ -102,8 +102,6 @@ def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
 
 def _layers(config: Any, kind: str, hidden: int) -> tuple[LayerShape, ...]:
     number = _size(config, "num_hidden_layers", "n_layer")
-    windows = _windows(config, kind, number)
-    sparse = _sparse(config, number)
     width = _read(config, "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     expert_width = _read(config, "moe_intermediate_size", default=width)
     shared = _read(config, "n_shared_experts", "num_shared_experts", default=0) * expert_width
@@ -113,7 +111,7 @@ def _layers(config: Any, kind: str, hidden: int) -> tuple[LayerShape, ...]:
         "active_experts": _read(config, "num_experts_per_tok", "num_experts_per_token", default=0),
         "shared_width": _read(config, "shared_expert_intermediate_size", default=shared),
     }
-    alike = Counter(zip(windows, sparse, strict=True))
+    alike = Counter(zip(_windows(config, kind, number), _sparse(config, number), strict=True))
     return tuple(
         LayerShape(count=count, window=window, **(experts if is_sparse else {"width": width}))
         for (window, is_sparse), count in alike.items()
@@ -124,12 +122,9 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def _windows(config: Any, kind: str, number: int) -> list[int | None]:
-    window = _read(config, "sliding_window") or None
-    if _read(config, "use_sliding_window", default=True) is False:
-        window = None
-    kinds = _read(config, "layer_types", default=[])
-    if not kinds:
-        return [window] * number
+    is_used = _read(config, "use_sliding_window", default=True)
+    window = (_read(config, "sliding_window") or None) if is_used else None
+    kinds = _read(config, "layer_types") or ["sliding_attention"] * number
     for each in kinds:
         if each not in ("full_attention", "sliding_attention"):
             raise _not_modelled(kind, f"layers of type {each!r}")
@@ -139,8 +134,7 @@ def _windows(config: Any, kind: str, number: int) -> list[int | None]:
 def _sparse(config: Any, number: int) -> list[bool]:
     if not _read(config, *_EXPERTS, default=0):
         return [False] * number
-    kinds = _read(config, "mlp_layer_types", default=[])
-    if kinds:
+    if kinds := _read(config, "mlp_layer_types"):
         return [each == "sparse" for each in kinds]
     dense = {*_read(config, "mlp_only_layers", default=[]), *range(_read(config, "first_k_dense_replace", default=0))}
     step = _read(config, "decoder_sparse_step", default=1)
@@ -160,11 +154,8 @@ def _size(config: Any, *names: str) -> int:
 
 def _read(config: Any, *names: str, default: Any = None) -> Any:
     """Return the first of these names that the config has a value for."""
-    for name in names:
-        value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
-        if value is not None:
-            return value
-    return default
+    found = (getattr(config, name, None) for name in names)
+    return next((value for value in found if value is not None), default)
 
 
 def _config(kind: str, hidden: int, width: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:

@@ -41,8 +41,7 @@ class BlockSlots:
         # [S] int32, whether the next pass of a request is causal: its prompt's or a commit, or any of causal blocks
         self.causal = torch.ones(slots, dtype=torch.int32, device=self.device)
         self._slots: list[int] = []  # of each row
-        self._state: BatchState | None = None
-        self._policy: Policy | None = None
+        self._batch: list[tuple[BatchState, Policy]] = []  # of all rows; none where there is no row
 
     @torch.inference_mode()
     def open(
@@ -76,27 +75,17 @@ class BlockSlots:
         companions = Accompanied([each.companion(terms, vocab_size=self.vocab_size) for each in settings.companions])
         policy = Policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
-        if self._state is not None and self._policy is not None:
-            state = joined([self._state, state])
-            policy = Policy.joined([self._policy, policy], state.terms.rows)
-        self._state, self._policy = state, policy
+        self._batch = [_joined([*self._batch, (state, policy)])]
         self._slots.append(slot)
         self.causal[slot] = 1
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
         """Take a request out of its slot, if there is one."""
-        if slot not in self._slots:
-            return
-        assert self._state is not None
-        assert self._policy is not None
-        rows = [row for row, each in enumerate(self._slots) if each != slot]
-        self._slots = [self._slots[row] for row in rows]
-        if rows:
-            self._state = joined([self._state], rows)
-            self._policy = Policy.joined([self._policy], self._state.terms.rows, rows)
-        else:
-            self._state = self._policy = None
+        if slot in self._slots:
+            rows = [row for row, each in enumerate(self._slots) if each != slot]
+            self._slots.remove(slot)
+            self._batch = [_joined(self._batch, rows)] if rows else []
 
     @torch.inference_mode()
     def absorb(self, slots: Sequence[int], logits: Tensor, *, fed: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -108,22 +97,18 @@ class BlockSlots:
                 been fed to its end, the last one.
             fed: [R] how many of them each request has.
         """
-        assert self._state is not None
-        assert self._policy is not None
-        state = self._state
-        # 1. What was fed: as much as was to be, or as vLLM's budget let through
-        row_of = {slot: row for row, slot in enumerate(self._slots)}
-        order = sorted(range(len(slots)), key=lambda index: row_of[slots[index]])
-        counts = torch.tensor([fed[index] for index in order], device=self.device)
-        first = torch.tensor([sum(fed[:index]) for index in order], device=self.device)
-        rows = torch.tensor([row_of[slots[index]] for index in order], device=self.device)
+        ((state, policy),) = self._batch
+        # 1. What was fed, in the order of rows: as much as was to be, or as vLLM's budget let through
+        rows, order = self._rows_of(slots).sort()
+        of_each = torch.tensor(fed, device=self.device)
+        counts, first = of_each[order], (of_each.cumsum(0) - of_each)[order]
         plan = self._plan(state, rows, fed=counts)
         before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), _is_over(state, plan)
         feed = next_feed(state, plan)
 
         # 2. What follows from it, and what is handed over
         index = first[:, None] + torch.minimum(feed.outputs, counts[:, None] - 1)
-        absorb(state, feed, logits[index].float(), self._policy)
+        absorb(state, feed, logits[index].float(), policy)
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
         columns = before[:, None] + torch.arange(self.width, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
@@ -131,24 +116,26 @@ class BlockSlots:
         count = torch.where(is_over & ~was_prefill, counts, count)
 
         # 3. As vLLM has ordered them
-        at = torch.tensor(order, device=self.device)
         is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
         is_causal = plan.of(is_causal | self.facts.causal_block)
-        self.causal[torch.tensor(slots, device=self.device)[at]] = is_causal.to(self.causal.dtype)
-        return torch.zeros_like(tokens).index_copy(0, at, tokens), torch.zeros_like(count).index_copy(0, at, count)
+        self.causal[torch.tensor(slots, device=self.device)[order]] = is_causal.to(self.causal.dtype)
+        asked = order.argsort()
+        return tokens[asked], count[asked]
 
     @torch.inference_mode()
     def inputs(self, slots: Sequence[int]) -> Tensor:
         """Return [R, w] what the next pass of each request is fed: what it commits and its block's tokens, and the mask
         token or noise where none is revealed. What is behind them nobody sees."""
-        assert self._state is not None
-        row_of = {slot: row for row, slot in enumerate(self._slots)}
-        state = self._state
+        ((state, _),) = self._batch
         plan = self._plan(state, state.rows, fed=torch.full_like(state.rows, self.width))
         feed = next_feed(state, plan)
         tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id or 0)
         tokens = _filled(tokens, state, plan, where=_is_over(state, plan))
-        return tokens[torch.tensor([row_of[slot] for slot in slots], device=self.device)]
+        return tokens[self._rows_of(slots)]
+
+    def _rows_of(self, slots: Sequence[int]) -> Tensor:
+        row_of = {slot: row for row, slot in enumerate(self._slots)}
+        return torch.tensor([row_of[slot] for slot in slots], device=self.device)
 
     def _plan(self, state: BatchState, rows: Tensor, *, fed: Tensor) -> PassPlan:
         """Return a pass in which each request of `rows` [A] is fed at most `fed` [A] tokens, or its prompt to the end. Sizes
@@ -178,6 +165,12 @@ class BlockSlots:
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
         return replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed")
+
+
+def _joined(parts: Sequence[tuple[BatchState, Policy]], rows: Sequence[int] | None = None) -> tuple[BatchState, Policy]:
+    """Return the rows of several parts in one, or `rows` of all these."""
+    state = joined([state for state, _ in parts], rows)
+    return state, Policy.joined([policy for _, policy in parts], state.terms.rows, rows)
 
 
 def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
