@@ -182,7 +182,7 @@ def test_data_sheets_are_in_their_units(hardware):
 
 def test_batch_in_memory():
     prediction = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["l4"], precision=Precision.of("bfloat16"))
-    fits = prediction.batch_in_memory(1024)
-    assert prediction.weight_memory + fits * prediction.kv_memory(1024) <= 24e9
-    assert prediction.weight_memory + (fits + 1) * prediction.kv_memory(1024) > 24e9
+    fits, weights = prediction.batch_in_memory(1024), 2 * prediction.shape.parameters
+    assert weights + fits * prediction.kv_memory(1024) <= 24e9
+    assert weights + (fits + 1) * prediction.kv_memory(1024) > 24e9
     assert replace(prediction, hardware=replace(HARDWARE["l4"], memory=1e9)).batch_in_memory(1024) == 0

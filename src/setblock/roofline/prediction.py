@@ -8,6 +8,7 @@ one, not a measurement.
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from setblock.roofline.cost import Operation, Precision, bytes_of, pass_operations
 from setblock.roofline.hardware import Hardware
@@ -41,11 +42,6 @@ class Prediction:
         arithmetic = operation.flops / self.hardware.peak(operation.bits)
         return max(arithmetic, operation.bytes / self.hardware.bandwidth)
 
-    @property
-    def weight_memory(self) -> float:
-        """Return the bytes that all matrices take."""
-        return self.shape.parameters * bytes_of(self.precision.weights)
-
     def kv_memory(self, length: int) -> float:
         """Return the bytes that the cache of one request takes, all layers keeping every position."""
         return length * self.shape.kv_numbers * bytes_of(self.precision.kv)
@@ -54,7 +50,8 @@ class Prediction:
         """Return how many requests fit with the weights, activations left out; None where the memory's size is not known."""
         if self.hardware.memory is None:
             return None
-        return max(0, int((self.hardware.memory - self.weight_memory) // self.kv_memory(length)))
+        weights = self.shape.parameters * bytes_of(self.precision.weights)
+        return max(0, int((self.hardware.memory - weights) // self.kv_memory(length)))
 
 
 def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> float:
@@ -117,11 +114,10 @@ BATCHES = (1, 4, 8, 16, 32)
 BLOCK_SIZE, KV_LENGTH = 16, 1024  # of table 4, and of both tables where nothing else is asked for
 
 
-def tables(
-    prediction: Prediction, *, kv_length: int = KV_LENGTH, block_size: int = BLOCK_SIZE
-) -> dict[str, dict[int, dict[int, float]]]:
-    """Return both tables: `slowdown` of a block pass, by batch and block size; `speedup` in seconds, by batch and NFE speed-up.
-    `block_size` is the second one's, and NFE speed-ups that it can't give are left out."""
+def tables(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, dict[int, Any]]:
+    """Return both tables, and where blocks stop paying: `slowdown` of a block pass, by batch and block size; `speedup` in
+    seconds, by batch and NFE speed-up; `last_paying_batch`, by NFE speed-up. `block_size` is that of the last two, and NFE
+    speed-ups that it can't give are left out."""
     at = {"kv_length": kv_length}
     nfes = [nfe for nfe in NFE_SPEEDUPS if nfe <= block_size]
     return {
@@ -129,4 +125,5 @@ def tables(
         "speedup": {
             b: {n: block_speedup(prediction, n, block_size=block_size, batch=b, **at) for n in nfes} for b in BATCHES
         },
+        "last_paying_batch": {n: last_paying_batch(prediction, n, block_size=block_size, **at) for n in nfes},
     }

@@ -13,8 +13,8 @@ from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.errors import SetBlockError, one_line, warn
 from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
-from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
-from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, NFE_SPEEDUPS, Prediction, last_paying_batch, tables
+from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
+from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, Prediction, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
 _HARDWARE, _LOAD = "Hardware", "Load"  # panels
@@ -93,8 +93,7 @@ def _read_shape(source: str) -> tuple[ModelShape, str]:
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # Transformers raises anything over a broken or missing config
-        reason = one_line(error)
-        raise SetBlockError(f"can't read the config of model {source}: {reason}") from error
+        raise SetBlockError(f"can't read the config of model {source}: {one_line(error)}") from error
     try:
         refuse_unsupported(config)
         shape = shape_of(config, name=source)
@@ -128,11 +127,13 @@ def _show(prediction: Prediction, found: dict[str, Any]) -> None:
     console = stdout_console()
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
     linear, attention = (hardware.peak(bits) / TFLOPS for bits in (precision.linear_bits, precision.attention_bits))
-    types = f"{precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values"
-    _line(console, f"{shape.name}: {_millions(shape.parameters)} weights, {_millions(shape.active_parameters)} active")
-    _line(console, f"types: {types}")
-    reach = f"{linear:,.4g} TFLOPS in linear layers, {attention:,.4g} in attention"
-    _line(console, f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {reach}")
+    subject = (
+        f"{shape.name}: {_millions(shape.parameters)} weights, {_millions(shape.active_parameters)} active\n"
+        f"types: {precision.activations} activations, {precision.weights} weights, {precision.kv} keys and values\n"
+        f"{hardware.name}: {hardware.bandwidth / GB:,.0f} GB/s, {linear:,.4g} TFLOPS in linear layers, "
+        f"{attention:,.4g} in attention"
+    )
+    console.print(Text(subject), soft_wrap=True)
     block_size, cached = found["block_size"], f"{found['kv_length']:,} cached positions"
     for title, name, table in (
         (f"slowdown of a block pass over a one-token pass, {cached}", "k={}", found["slowdown"]),
@@ -147,7 +148,7 @@ def _show(prediction: Prediction, found: dict[str, Any]) -> None:
     last = {nfe: "no end" if batch is None else batch or "none" for nfe, batch in found["last_paying_batch"].items()}
     ends = "; ".join(f"NFE {nfe}x: {batch}" for nfe, batch in last.items())
     memory = "" if (fits := found["batch_in_memory"]) is None else f" (in memory: {fits})"
-    _line(console, f"largest batch that gains at k={block_size}, {cached}: {ends}{memory}")
+    console.print(Text(f"largest batch that gains at k={block_size}, {cached}: {ends}{memory}"), soft_wrap=True)
     console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
 
 
@@ -157,11 +158,6 @@ def _as_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict
         "kv_length": kv_length,
         "block_size": block_size,
         **tables(prediction, kv_length=kv_length, block_size=block_size),
-        "last_paying_batch": {
-            nfe: last_paying_batch(prediction, nfe, block_size=block_size, kv_length=kv_length)
-            for nfe in NFE_SPEEDUPS
-            if nfe <= block_size
-        },
         "batch_in_memory": prediction.batch_in_memory(kv_length),
         "operations": {
             tokens: [
@@ -175,10 +171,6 @@ def _as_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict
         "precision": asdict(prediction.precision),
         "left_out": list(LEFT_OUT),
     }
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)
 
 
 def _millions(count: int) -> str:
