@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from setblock.decoding.settings.asked import sampler_told, settings_asked
-from setblock.decoding.settings.operating_point import with_calibration
-from setblock.decoding.settings.table import POINT, DecodingSettings, offered
+from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.operating_point import point_to_json, with_calibration
+from setblock.decoding.settings.table import DecodingSettings, offered
 from setblock.errors import ParameterError
 from setblock.model.protocol.facts import SBDFacts
 
@@ -73,15 +73,15 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
     settings, extra = settings_of(params), dict(params.extra_args or {})
     found = settings if served is None else with_calibration(served, settings)
     if served is not None and found != settings and (found.block_size or 1) <= served.canvas_length:
-        told = sampler_told(found)
-        point = {name: getattr(found, name) for name in POINT if name != "sampler"}
-        extra |= {"sampler": told["sampler"], **told["sampler_options"]}
+        settings, point = found, point_to_json(found)
+        point |= point.pop("sampler_options")
         extra |= {name: value for name, value in point.items() if value is not None}
-        settings = found
-    width = 1 if settings.method == "ntp" else settings.block_size
-    if width is not None and settings.method != "ntp" and served is not None:
-        width = width_of(served.facts, width)
-    return extra if width is None else {**extra, WIDTH_OF_VLLM: width}
+    if settings.method == "ntp":
+        return {**extra, WIDTH_OF_VLLM: 1}
+    if settings.block_size is None:
+        return extra
+    width = settings.block_size if served is None else width_of(served.facts, settings.block_size)
+    return {**extra, WIDTH_OF_VLLM: width}
 
 
 def refuse_unsupported(params: Any) -> None:

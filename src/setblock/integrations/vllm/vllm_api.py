@@ -5,8 +5,8 @@ needs no vLLM. A test looks all of them up, with the arguments that are used.
 """
 
 from contextlib import suppress
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pkgutil import resolve_name
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
@@ -42,9 +42,7 @@ HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = HOMES[name].partition(":")
-    value = getattr(import_module(module), attribute)
-    globals()[name] = value
+    globals()[name] = value = resolve_name(HOMES[name])
     return value
 
 
