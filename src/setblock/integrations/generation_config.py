@@ -36,8 +36,9 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
     """
     _refuse_fields(config)
     max_new_tokens = config.max_length - prompt_length
-    given = _sequence_bias(config.sequence_bias)
-    biases = {_single("sequence_bias", sequence): bias for sequence, bias in given.items()}
+    given = config.sequence_bias or ()  # a dictionary, or a list of pairs
+    pairs = given.items() if isinstance(given, Mapping) else given
+    biases = {_single("sequence_bias", sequence): float(bias) for sequence, bias in pairs}
     never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
     asked = dict(options)
     sampling: dict[str, Any] = {}
@@ -116,12 +117,6 @@ def _refuse_fields(config: GenerationConfig) -> None:
         if value is not None and value is not False and value not in _OFF.get(name, ()):
             reason = _REASONS.get(name, "unset it, or use Transformers' own decoding")
             raise ParameterError(f"{name}={value!r} is not supported in set block decoding: {reason}")
-
-
-def _sequence_bias(given: Any) -> dict[tuple[int, ...], float]:
-    """Return the biases by token ids: Transformers takes a dictionary, or a list of pairs."""
-    pairs = given.items() if isinstance(given, Mapping) else given or ()
-    return {tuple(sequence): float(bias) for sequence, bias in pairs}
 
 
 def _single(field: str, sequence: Sequence[int]) -> int:

@@ -97,14 +97,11 @@ class LlamaRunner(PagedRunner):
 
         # 2. The passes, and their logits in the feed's order
         most = self.context.most_tokens
-        slices = [causal[first : first + most] for first in range(0, len(causal), most)]
-        found: list[Tensor] = []
-        number: dict[tuple[int, int], int] = {}  # of the row of logits of each output
-        for part, is_causal in [*((each, True) for each in slices), *((each, False) for each in _joined(blocks, most))]:
-            for at, each in part:
-                if each.is_wanted:
-                    number[at] = len(number)
-            found.append(self.context.logits([each for _, each in part], is_causal=is_causal))
+        passes = [(causal[first : first + most], True) for first in range(0, len(causal), most)]
+        passes += [(part, False) for part in _joined(blocks, most)]
+        found = [self.context.logits([each for _, each in part], is_causal=is_causal) for part, is_causal in passes]
+        given = [at for part, _ in passes for at, each in part if each.is_wanted]
+        number = {at: row for row, at in enumerate(given)}
         return torch.cat(found)[[number[at] for at in outputs]]
 
     def _sequences(self, row: int, start: int, *, commits: int, block: int) -> list[list[int]]:
