@@ -46,9 +46,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         super().add_request(req_index, new_req_data)
         params, length = new_req_data.sampling_params, new_req_data.prompt_len
         block_size = max(1, (params.extra_args or {}).get(WIDTH_OF_VLLM, self.width) // self.blocks)
-        ends = set(params.stop_token_ids or ())
-        if params.eos_token_id is not None:
-            ends.add(params.eos_token_id)
+        ends = {*(params.stop_token_ids or ()), params.eos_token_id} - {None}
         settings = settings_of(params)
         self._slot_of[new_req_data.req_id] = req_index
         self.slots.open(
@@ -136,19 +134,16 @@ class BlockSampler:
         each prompt that has ended."""
         device, num_reqs = logits.device, input_batch.num_reqs
         # Blocks have their own logits in vLLM's order; those of prompts that have ended were asked for behind them.
-        fed = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1]).astype(np.int64)
-        blocks = np.flatnonzero(fed) if input_batch.num_draft_tokens else np.empty(0, dtype=np.int64)
-        done = finished_prompts(input_batch)
+        fed = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1])
+        blocks = np.flatnonzero(fed if input_batch.num_draft_tokens else [])
+        requests = np.concatenate([blocks, finished_prompts(input_batch)])
         sampled = torch.zeros((num_reqs, self.slots.width), dtype=torch.int32, device=device)
         num_sampled = torch.zeros(num_reqs, dtype=torch.int32, device=device)
         num_rejected = torch.zeros_like(num_sampled)
-        requests = np.concatenate([blocks, done])
         if len(requests):
-            slots = input_batch.idx_mapping_np[requests].astype(np.int64).tolist()
-            lengths = np.concatenate([fed[blocks], np.ones(len(done), dtype=np.int64)])
-            tokens, committed = self.slots.absorb(slots, logits, fed=lengths.tolist())
-            at = torch.from_numpy(requests).to(device)
-            were_fed = torch.from_numpy(np.where(fed[requests], lengths, 0)).to(device)
+            slots, of_blocks = input_batch.idx_mapping_np[requests].tolist(), fed[requests]
+            tokens, committed = self.slots.absorb(slots, logits, fed=of_blocks.clip(min=1).tolist())
+            at, were_fed = torch.from_numpy(requests).to(device), torch.from_numpy(of_blocks).to(device)
             sampled[at] = tokens.int()
             num_sampled[at] = committed.int()
             num_rejected[at] = (were_fed - committed).int()
@@ -168,5 +163,4 @@ def finished_prompts(input_batch: Any) -> np.ndarray:
     count = input_batch.num_reqs
     no_block = np.diff(input_batch.cu_num_logits_np[: count + 1]) == 0
     after = input_batch.num_computed_prefill_tokens_np[:count] + input_batch.num_scheduled_tokens[:count]
-    found: np.ndarray = np.flatnonzero(no_block & (after >= input_batch.prefill_len_np[:count]))
-    return found
+    return np.flatnonzero(no_block & (after >= input_batch.prefill_len_np[:count]))
