@@ -10,49 +10,44 @@ from rich.table import Table
 from rich.text import Text
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
-from setblock.cli.options.groups import JSON, option, option_group
+from setblock.cli.options.groups import JSON, option
 from setblock.errors import SetBlockError, one_line, warn
 from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
-from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, Hardware, hardware_named
+from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, Prediction, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
-_HARDWARE, _LOAD = "Hardware", "Load"  # panels
+_MODEL, _HARDWARE, _LOAD = "Model", "Hardware", "Load"  # panels
 
 
-@option_group("Model")
-class SubjectOptions:
-    """Hold which model, in which types, on which machine."""
-
+def roofline(
+    *,
     model: str | None = option(
         None,
         f"Folder or hub id (only its config is read), or one of {', '.join(PRESETS)}. "
         f"Default: {PAPER_MODEL} on the paper's H100.",
-    )
+        panel=_MODEL,
+    ),
     dtype: NumberType | None = option(
         None,
         "Type of the activations, and of weights and cache unless they are given. Default: the type in the config, or "
         "bfloat16. Without --model: float8, as in the paper.",
-    )
-    weights: NumberType | None = option(None, "Type of the weights.")
-    kv: NumberType | None = option(None, "Type of the cached keys and values.")
+        panel=_MODEL,
+    ),
+    weights: NumberType | None = option(None, "Type of the weights.", panel=_MODEL),
+    kv: NumberType | None = option(None, "Type of the cached keys and values.", panel=_MODEL),
     hardware: str | None = option(
         None, f"One of {', '.join(HARDWARE)}. Default: h100.", panel=_HARDWARE, metavar="NAME"
-    )
+    ),
     bandwidth: float | None = option(
         None, "Memory bandwidth, instead of that of --hardware.", panel=_HARDWARE, metavar="GB/s"
-    )
+    ),
     peak: float | None = option(
         None,
         "Peak of dense arithmetic in the type that is used, instead of that of --hardware.",
         panel=_HARDWARE,
         metavar="TFLOPS",
-    )
-
-
-def roofline(
-    *,
-    subject: SubjectOptions,
+    ),
     kv_length: int = option(KV_LENGTH, "Number of cached tokens.", panel=_LOAD, min=1),
     block_size: int = option(BLOCK_SIZE, "Block size k of the speed-ups.", panel=_LOAD, min=2),
     as_json: bool = JSON,
@@ -62,15 +57,13 @@ def roofline(
     The time of each operation is the larger of two times: that of its arithmetic at the machine's peak, and that of its bytes
     at the memory bandwidth. Nothing is measured, and no weights are read.
     """
-    shape, default_dtype = _read_shape(subject.model or PAPER_MODEL)
-    dtype = subject.dtype or ("float8" if subject.model is None else default_dtype)
-    precision = Precision.of(dtype, weights=subject.weights, kv=subject.kv)
-    hardware = hardware_named(subject.hardware or ("paper-h100" if subject.model is None else "h100"))
-    if subject.bandwidth is not None or subject.peak is not None:
-        bandwidth, peak = subject.bandwidth and subject.bandwidth * GB, subject.peak and subject.peak * TFLOPS
-        hardware = hardware.with_figures(bandwidth=bandwidth, peak=peak)
-    prediction = Prediction(shape=shape, hardware=hardware, precision=precision)
-    found = _as_json(prediction, kv_length=kv_length, block_size=block_size)
+    shape, default_dtype = read_shape(model or PAPER_MODEL)
+    machine = hardware_named(hardware or ("paper-h100" if model is None else "h100"))
+    if bandwidth is not None or peak is not None:
+        machine = machine.with_figures(bandwidth=bandwidth and bandwidth * GB, peak=peak and peak * TFLOPS)
+    precision = Precision.of(dtype or ("float8" if model is None else default_dtype), weights=weights, kv=kv)
+    prediction = Prediction(shape=shape, hardware=machine, precision=precision)
+    found = roofline_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
         print_json(found)
     else:
@@ -122,7 +115,7 @@ def _check_shape(shape: ModelShape, config: Any) -> None:
         )
 
 
-def _show(prediction: Prediction, found: dict[str, Any]) -> None:
+def print_prediction(console: Console, prediction: Prediction, found: dict[str, Any]) -> None:
     """Print what is predicted and on what, both tables of the paper, and where blocks stop paying; `found` is its JSON."""
     console = stdout_console()
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
