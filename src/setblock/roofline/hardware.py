@@ -20,7 +20,7 @@ class Hardware:
     bandwidth: float  # of its memory, in bytes per second
     # Dense operations per second, without structured sparsity, by the bits of a number; what has no 8-bit units computes in 16
     peaks: Mapping[int, float]
-    memory: float | None = None  # its size in bytes; None where it is not known
+    memory: float  # its size in bytes
 
     def peak(self, bits: int) -> float:
         """Return operations per second in numbers of so many bits, or of the next more that it has units for."""

@@ -46,10 +46,8 @@ class Prediction:
         """Return the bytes that the cache of one request takes, all layers keeping every position."""
         return length * self.shape.kv_numbers * bytes_of(self.precision.kv)
 
-    def batch_in_memory(self, length: int) -> int | None:
-        """Return how many requests fit with the weights, activations left out; None where the memory's size is not known."""
-        if self.hardware.memory is None:
-            return None
+    def batch_in_memory(self, length: int) -> int:
+        """Return how many requests fit with the weights, activations left out."""
         weights = self.shape.parameters * bytes_of(self.precision.weights)
         return max(0, int((self.hardware.memory - weights) // self.kv_memory(length)))
 

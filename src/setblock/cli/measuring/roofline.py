@@ -140,8 +140,8 @@ def print_prediction(console: Console, prediction: Prediction, found: dict[str, 
         console.print(grid)
     last = {nfe: "no end" if batch is None else batch or "none" for nfe, batch in found["last_paying_batch"].items()}
     ends = "; ".join(f"NFE {nfe}x: {batch}" for nfe, batch in last.items())
-    memory = "" if (fits := found["batch_in_memory"]) is None else f" (in memory: {fits})"
-    console.print(Text(f"largest batch that gains at k={block_size}, {cached}: {ends}{memory}"), soft_wrap=True)
+    gains = f"largest batch that gains at k={block_size}, {cached}: {ends} (in memory: {found['batch_in_memory']})"
+    console.print(Text(gains), soft_wrap=True)
     console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
 
 

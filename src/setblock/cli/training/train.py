@@ -119,7 +119,7 @@ def _show_estimate(recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOp
     hardware = HARDWARE[assumed.hardware]
     gpus, share, bits = assumed.gpus, assumed.share, 16 if arguments.bf16 or arguments.fp16 else 32
     found = dry_run(recipe, arguments, gpus=gpus, peak=hardware.peak(bits), share=share)
-    limit = (hardware.memory or float("inf")) / _GIB if assumed.memory is None else assumed.memory
+    limit = hardware.memory / _GIB if assumed.memory is None else assumed.memory
     if as_json:
         assumptions = {"gpus": gpus, "total": found.total, "hardware": hardware.name, "share": share, "memory": limit}
         print_json({**asdict(found), **assumptions})

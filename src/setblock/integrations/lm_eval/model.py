@@ -172,8 +172,7 @@ class SetBlockLM(HFLM):
         settings = settings.of_sample(repeat)
         prompt = self.tok_encode(context)
         assert settings.max_new_tokens is not None
-        room = self.max_length - len(prompt)
-        if room >= settings.max_new_tokens:
+        if len(prompt) + settings.max_new_tokens <= self.max_length:
             return prompt, settings
         warn(
             f"task {request.task_name}: some prompts leave less than the {settings.max_new_tokens} tokens that an answer may "
@@ -181,8 +180,7 @@ class SetBlockLM(HFLM):
             ShortenedRequest,
         )
         least = max(settings.min_new_tokens, 1)
-        if room < least:
-            prompt = prompt[-(self.max_length - least) :]
+        prompt = prompt[-(self.max_length - least) :]
         return prompt, replace(settings, max_new_tokens=self.max_length - len(prompt))
 
 
