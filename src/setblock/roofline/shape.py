@@ -158,16 +158,9 @@ def _read(config: Any, *names: str, default: Any = None) -> Any:
     return next((value for value in found if value is not None), default)
 
 
-def _config(kind: str, hidden: int, width: int, layers: int, heads: int, kv_heads: int, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": kind,
-        "hidden_size": hidden,
-        "intermediate_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        **more,
-    }
+def _config(*sizes: str | int, **more: Any) -> dict[str, Any]:
+    names = "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    return {**dict(zip(names.split(), sizes, strict=True)), **more}
 
 
 _MIXTURE = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}

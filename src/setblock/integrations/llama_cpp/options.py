@@ -11,8 +11,6 @@ from setblock.errors import ParameterError, check_at_least, check_one_of
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 """What keys and values may be stored as, by GGML's names."""
 
-LEAST_UBATCH = 64
-"""llama.cpp wants at least one token for each sequence."""
 FlashAttention = Literal["auto", "on", "off"]
 
 
@@ -41,7 +39,7 @@ class LlamaOptions:
 
     def __post_init__(self) -> None:
         check_at_least(1, n_threads=self.n_threads, n_ctx=self.n_ctx)
-        check_at_least(LEAST_UBATCH, n_ubatch=self.n_ubatch)
+        check_at_least(64, n_ubatch=self.n_ubatch)  # llama.cpp wants at least one token for each sequence
         for name, known in (("type_k", CacheType), ("type_v", CacheType), ("flash_attn", FlashAttention)):
             check_one_of(name, getattr(self, name), get_args(known))
         if self.flash_attn == "off" and self.has_quantised_values:
