@@ -1,7 +1,7 @@
 """Turn a call of Transformers' `generate` into `DecodingSettings`, or refuse by name what they don't have.
 
-Knows `GenerationConfig`. Nothing that would change the output is ignored: a field that is neither mapped nor harmless is
-refused, a future release's too.
+Knows `GenerationConfig`, and what Transformers builds from it. Nothing that would change the output is ignored: a field that is
+neither mapped nor harmless is refused, a future release's too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
