@@ -56,7 +56,7 @@ class Context:
         self._memory = lib.llama_get_memory(self._handle)
 
     def keep(self, sequence: int, end: int) -> None:
-        """Take a sequence's cells from position `end` on out of it. A cell that is in none is free."""
+        """Take a sequence's cells from position `end` on out of it; those of all for -1. A cell that is in none is free."""
         self._file.lib.llama_memory_seq_rm(self._memory, sequence, end, -1)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:

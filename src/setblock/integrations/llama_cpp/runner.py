@@ -12,7 +12,7 @@ fused pass each causal token has a *helper*, a sequence that holds what was comm
 
 Cells are shared and computed once. Where sequences or room in a pass run short, a row's commit is a separate pass within the
 same call, which gives the same logits. llama.cpp does not document which of its sequences a token sees: at start-up, some
-fifteen passes over one or two tokens find out (`own_sequence`).
+fifteen passes over few tokens find out (`own_sequence`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -90,7 +90,7 @@ class LlamaRunner(PagedRunner):
                 (at := (place, column), Fed(tokens[column], positions[column], sequences, at in wanted))
                 for column, sequences in enumerate(seen_by)
             ]
-            alone = len(together) if commits == length else 0 if len(seen_by[0]) > 1 else commits
+            alone = 0 if len(seen_by[0]) > 1 else commits
             causal += together[:alone]
             if together[alone:]:
                 blocks.append(together[alone:])
@@ -137,12 +137,12 @@ def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
         if passes and len(passes[-1]) + len(each) <= most:
             passes[-1] += each
         else:
-            passes.append(list(each))
+            passes.append(each)
     return passes
 
 
-PROBED_SEQUENCES = MOST_HELPERS + 2
-_LISTS = (2, 3, 4, 8, 13, 14, 17, 29, 30, 1 + MOST_HELPERS)
+PROBED_SEQUENCES = 1 + MOST_HELPERS
+_LISTS = (2, 3, 4, 8, 13, 14, 17, 29, 30, PROBED_SEQUENCES)
 """How many sequences a token is tried with: hash tables may change their order where they grow."""
 
 
@@ -150,48 +150,29 @@ def own_sequence(context: Context, *, vocab_size: int) -> int | None:
     """Return -1 where a token sees the cells of the last of its sequences, 0 where of the first, None where neither is
     always so. Raise `SetBlockError` if llama.cpp can't let a block's tokens see each other in this model. The context has
     `PROBED_SEQUENCES` sequences, empty before and afterwards."""
-    one, other, last, changed = ((7 + 11 * number) % vocab_size for number in range(4))
-    seen, unseen = (_pass(context, [one, each], is_causal=False)[0] for each in (last, changed))
-    if torch.equal(seen, unseen):
+    step = vocab_size // (PROBED_SEQUENCES + 2)
+    *held, last, changed = (number * step for number in range(PROBED_SEQUENCES + 2))
+
+    def run(fed: list[Fed], *, keep: int) -> Tensor:
+        logits = context.logits(fed, is_causal=False)
+        context.keep(-1, keep)
+        return logits
+
+    def before(token_id: int) -> Tensor:
+        return run([Fed(held[0], 0, [0], is_wanted=True), Fed(token_id, 1, [0], is_wanted=False)], keep=0)
+
+    if torch.equal(before(last), before(changed)):
         raise SetBlockError("llama.cpp computes only causal attention for this model, so it can't decode in blocks")
 
-    # All sequences hold one token, but the probed one, which holds another: which of them has the next token seen?
-    after_one, after_other = (_pass(context, [each, last], is_causal=True)[1] for each in (one, other))
-    spare = PROBED_SEQUENCES - 1
-    _empty(context)
-    for token_id, sequences in ((one, range(spare)), (other, [spare])):
-        context.logits([Fed(token_id, 0, sequences, is_wanted=False)], is_causal=False)
-    found = None
-    for own in (-1, 0):
-        if found is None and all(_sees_last(context, count, own, last, after_other, after_one) for count in _LISTS):
-            found = own
-    _empty(context)
+    # Each sequence holds another token: which of them does a token see that is in several?
+    run([Fed(token_id, 0, [each], is_wanted=False) for each, token_id in enumerate(held)], keep=1)
+    alone = run([Fed(last, 1, [each], is_wanted=True) for each in range(PROBED_SEQUENCES)], keep=1)
+
+    def sees_last(count: int, *, own: int) -> bool:
+        sequences = range(count) if own else range(count)[::-1]
+        distances = (run([Fed(last, 1, sequences, is_wanted=True)], keep=1) - alone).norm(dim=1)
+        return bool(distances[count - 1] < distances.mean() / 10)
+
+    found = next((own for own in (-1, 0) if all(sees_last(count, own=own) for count in _LISTS)), None)
+    context.keep(-1, 0)
     return found
-
-
-def _sees_last(context: Context, count: int, own: int, token_id: int, after_other: Tensor, after_one: Tensor) -> bool:
-    """Return whether a token of `count` sequences sees what the last of them holds; `own`: whether it is named last or
-    first."""
-    probed, spare = count - 1, PROBED_SEQUENCES - 1
-    context.keep(probed, 0)
-    context.copy(spare, probed, 0, 1)
-    sequences = list(range(count))
-    fed = Fed(token_id, 1, sequences if own else sequences[::-1], is_wanted=True)
-    logits = context.logits([fed], is_causal=False)[0]
-    for sequence in sequences:
-        context.keep(sequence, 1)
-    context.keep(probed, 0)
-    context.copy(0, probed, 0, 1)
-    return bool((logits - after_other).norm() < (logits - after_one).norm() / 10)
-
-
-def _pass(context: Context, tokens: list[int], *, is_causal: bool) -> Tensor:
-    """Return the logits of a text in an empty cache."""
-    context.keep(0, 0)
-    fed = [Fed(token_id, place, [0], is_wanted=True) for place, token_id in enumerate(tokens)]
-    return context.logits(fed, is_causal=is_causal)
-
-
-def _empty(context: Context) -> None:
-    for sequence in range(PROBED_SEQUENCES):
-        context.keep(sequence, 0)
