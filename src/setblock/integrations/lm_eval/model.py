@@ -142,24 +142,23 @@ class SetBlockLM(HFLM):
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return the answer to each prompt, cut before the stop string that ended it."""
         texts = [""] * len(requests)
-        rows, by_task = [], defaultdict[str, list[int]](list)
+        by_task: dict[str, dict[int, tuple[list[int], DecodingSettings]]] = defaultdict(dict)  # by place in `requests`
         seen: Counter[tuple[str, int, int]] = Counter()  # what is asked twice is drawn with two seeds
         for index, request in enumerate(requests):
             key = (request.task_name, request.doc_id, request.idx)
-            rows.append(self._row(request, repeat=seen[key]))
+            by_task[request.task_name or ""][index] = self._row(request, repeat=seen[key])
             seen[key] += 1
-            by_task[request.task_name or ""].append(index)
         with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
             # A task's requests share batches with no other's, so that the seconds are its own.
-            for task, indices in by_task.items():
-                prompts, settings = zip(*(rows[index] for index in indices), strict=True)
+            for task, rows in by_task.items():
+                prompts, settings = zip(*rows.values(), strict=True)
                 show = partial(_show, bar, bar.n)
                 given = answers_to(self.sbd, prompts, settings, batch_size=self.batch_size, on_progress=show)
                 before = self.answers.get(task, TimedAnswers((), 0.0))
                 self.answers[task] = TimedAnswers(
                     [*before.generations, *given.generations], before.seconds + given.seconds
                 )
-                for index, answer in zip(indices, given.generations, strict=True):
+                for index, answer in zip(rows, given.generations, strict=True):
                     texts[index] = postprocess_generated_text(answer.text, None, self._thoughts_end)
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
         return texts
