@@ -119,7 +119,7 @@ class SetBlockLM(HFLM):
                 chat_template_args={**(chat_template_args or {}), **template},
             )
         self.max_gen_toks, self._thoughts_end = max_gen_toks, think_end_token
-        self.answers: dict[str, TimedAnswers] = {}  # to each task, by its name, in the order of its requests
+        self.answers: dict[str, TimedAnswers] = {}  # to each task's last requests, by its name, in their order
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Return the chat template in use, or raise `SetBlockError` if the tokenizer has none."""
@@ -154,10 +154,7 @@ class SetBlockLM(HFLM):
                 prompts, settings = zip(*rows.values(), strict=True)
                 show = partial(_show, bar, bar.n)
                 given = answers_to(self.sbd, prompts, settings, batch_size=self.batch_size, on_progress=show)
-                before = self.answers.get(task, TimedAnswers((), 0.0))
-                self.answers[task] = TimedAnswers(
-                    [*before.generations, *given.generations], before.seconds + given.seconds
-                )
+                self.answers[task] = given
                 for index, answer in zip(rows, given.generations, strict=True):
                     texts[index] = postprocess_generated_text(answer.text, None, self._thoughts_end)
                     self.cache_hook.add_partial("generate_until", requests[index].args, texts[index])
