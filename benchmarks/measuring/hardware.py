@@ -94,10 +94,7 @@ def fastest(action: Callable[[], object], device: torch.device, *, seconds: floa
     return min(times)
 
 
-def _memory(device: torch.device) -> float | None:
+def _memory(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # not a system that says
-        return None
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
