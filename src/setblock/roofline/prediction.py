@@ -24,15 +24,12 @@ class Prediction:
     precision: Precision
 
     def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
-        """Return the seconds of one pass over `tokens` of each of `batch` requests with `kv_length` cached positions.
-
-        `outputs` are the positions of each request whose logits are computed, all of them by default.
-        """
+        """Return the seconds of one pass. The arguments are those of `pass_operations`; `outputs` are all tokens by default."""
         operations = self.operations(tokens, batch=batch, kv_length=kv_length, outputs=outputs)
         return sum(self.operation_seconds(operation) for operation in operations)
 
     def operations(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> Iterator[Operation]:
-        """Return the operations of the pass."""
+        """Return the operations of the pass, as `seconds` takes it."""
         outputs = tokens if outputs is None else outputs
         load = {"tokens": tokens, "batch": batch, "kv_length": kv_length, "outputs": outputs}
         return pass_operations(self.shape, self.precision, **load)
