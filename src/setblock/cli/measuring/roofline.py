@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -57,13 +56,13 @@ def roofline(
     The time of each operation is the larger of two times: that of its arithmetic at the machine's peak, and that of its bytes
     at the memory bandwidth. Nothing is measured, and no weights are read.
     """
-    shape, default_dtype = read_shape(model or PAPER_MODEL)
+    shape, default_dtype = _read_shape(model or PAPER_MODEL)
     machine = hardware_named(hardware or ("paper-h100" if model is None else "h100"))
     if bandwidth is not None or peak is not None:
         machine = machine.with_figures(bandwidth=bandwidth and bandwidth * GB, peak=peak and peak * TFLOPS)
     precision = Precision.of(dtype or ("float8" if model is None else default_dtype), weights=weights, kv=kv)
     prediction = Prediction(shape=shape, hardware=machine, precision=precision)
-    found = roofline_json(prediction, kv_length=kv_length, block_size=block_size)
+    found = _as_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
         print_json(found)
     else:
@@ -115,7 +114,7 @@ def _check_shape(shape: ModelShape, config: Any) -> None:
         )
 
 
-def print_prediction(console: Console, prediction: Prediction, found: dict[str, Any]) -> None:
+def _show(prediction: Prediction, found: dict[str, Any]) -> None:
     """Print what is predicted and on what, both tables of the paper, and where blocks stop paying; `found` is its JSON."""
     console = stdout_console()
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
