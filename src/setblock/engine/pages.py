@@ -23,7 +23,7 @@ class PagePool:
         self._holders = [0] * total
         self._key_of: dict[int, bytes] = {}  # of the pages that may be shared
         self._page_of: dict[bytes, int] = {}
-        # Those that nobody holds, kept for texts that begin alike; those let go longest ago first
+        # Pages that may be shared and nobody holds, kept for texts that begin alike; those let go longest ago first
         self.idle: OrderedDict[int, None] = OrderedDict()
 
     @property

@@ -62,10 +62,11 @@ class Codec:
         try:
             async with asyncio.timeout(_COMPILE_SECONDS):
                 await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
-        except (TimeoutError, SetBlockError) as error:
-            slow = f"{structure.word} is too complex: its grammar takes more than {_COMPILE_SECONDS:g} s to compile"
-            told = slow if isinstance(error, TimeoutError) else str(error)
+        except TimeoutError as error:
+            told = f"{structure.word} is too complex: its grammar takes more than {_COMPILE_SECONDS:g} s to compile"
             raise bad_request(told, param=param, code="invalid_structure") from error
+        except SetBlockError as error:
+            raise bad_request(str(error), param=param, code="invalid_structure") from error
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a text to continue, or ids as they are. Raise `ApiError` if it is empty or no Unicode."""

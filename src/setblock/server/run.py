@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
@@ -50,7 +51,10 @@ def serve(
         on_start=on_start,
     )  # fmt: skip
     server.run(sockets=[bound])
-    return 1 if serving.worker.failure is not None else 0
+    code = 1 if serving.worker.failure is not None else 0
+    if server.force_exit:
+        os._exit(code)  # Python itself would wait for the pass that is being made
+    return code
 
 
 class _Server(uvicorn.Server):
@@ -68,7 +72,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn; it calls this when SIGINT or SIGTERM comes, in the main thread."""
-        if self._serving.admission.is_closed or not self.started:
+        if self._serving.admission.is_closed:
             self.should_exit = self.force_exit = True
             return
         self._deadline = time.monotonic() + self._serving.config.limits.drain_seconds

@@ -77,8 +77,8 @@ class Serving:
         try:
             requests = []
             for place, (prompt, sample) in enumerate(product(prompts, range(settings.n))):
-                most = settings.max_new_tokens or max(1, self.room - len(prompt))
-                limited = replace(settings, max_new_tokens=most)
+                limit = settings.max_new_tokens or max(1, self.room - len(prompt))
+                limited = replace(settings, max_new_tokens=limit)
                 requests.append(Request(f"{account.id}-{place}", prompt, limited.of_sample(sample)))
             made = await self.worker.submit(requests)
         except QueueFull as error:

@@ -20,7 +20,7 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
     """Report that the engine has stopped, or is asked to, before a request was answered."""
 
 
-Made = asyncio.Queue[Progress | EngineStopped]
+Made = asyncio.Queue[Progress | EngineStopped]  # what comes of requests that belong together
 
 
 class Worker:
@@ -28,7 +28,7 @@ class Worker:
 
     def __init__(self, engine: Engine) -> None:
         self.figures: EngineFigures = engine.figures  # after its last pass
-        self.failure: Exception | None = None  # what the engine died of, if it has
+        self.failure: BaseException | None = None  # what the engine died of, if it has
         self._engine = engine
         # Until the engine is idle, a pass is always among what it is to do
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -48,8 +48,8 @@ class Worker:
         return not self._stopping and self.failure is None
 
     async def submit(self, requests: Sequence[Request]) -> Made:
-        """Have requests answered, and return where their progress comes, or `EngineStopped` as the last. Raise `SetBlockError`
-        if the engine refuses one, and so all (`QueueFull` without room), or `EngineStopped` if it can't any more."""
+        """Have requests answered. Return the queue of their progress, which ends with `EngineStopped` if the engine stops.
+        Raise `SetBlockError` if it refuses one, and so all (`QueueFull` without room), or `EngineStopped` if it has stopped."""
         if not self.is_well:
             raise EngineStopped
         self._loop = asyncio.get_running_loop()
@@ -86,7 +86,7 @@ class Worker:
         try:
             progress = self._engine.step()
             self.figures = self._engine.figures
-        except Exception as error:
+        except BaseException as error:  # a panic in Rust is no `Exception`
             logger.exception("the engine has failed")
             self.failure = error
             self._loop.call_soon_threadsafe(self._fail_all)

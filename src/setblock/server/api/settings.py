@@ -21,9 +21,10 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     asked: dict[str, Any] = {row.name: getattr(body, called) for called, row in OFFERED.items()}
     asked |= {"max_new_tokens": body.limit[1], "logprobs": body.num_logprobs, "sampler_options": body.sampler_options}
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
-    asked["structure"] = structure_asked(body) or grammar
-    if grammar is not None and asked["structure"] is not grammar:
+    structure = structure_asked(body)
+    if structure is not None and grammar is not None:
         raise bad_request("response_format can't go together with tools that may be called", param="response_format")
+    asked["structure"] = structure or grammar
     for name, most in MOST.items():
         if asked[name] is not None and asked[name] > most:
             raise bad_request(f"{name} must be between 1 and {most}, not {asked[name]}", param=name)

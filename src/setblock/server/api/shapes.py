@@ -54,7 +54,7 @@ class CompletionShape:
         return generation.finish_reason
 
     def end(self, index: int, generation: Generation, text_of: TokenText, *, with_tokens: bool) -> dict[str, Any]:
-        """Return what the choice with an answer's last piece has besides: what is known only now."""
+        """Return the fields of a choice that are known once its answer has ended."""
         logprobs = None if generation.logprobs is None else self.logprobs(generation, text_of)
         told = {"logprobs": logprobs, "finish_reason": self.finish_reason(index, generation)}
         return told | ({"tokens": _tokens_json(generation, text_of)} if with_tokens else {})
@@ -148,7 +148,8 @@ def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
     """Return what one pass did."""
 
     def reveal(found: Reveal) -> dict[str, Any]:
-        return {**vars(found), "text": text_of(found.token_id), "entropy": _finite(found.entropy)}
+        text, entropy = text_of(found.token_id), _finite(found.entropy)
+        return {"index": found.index, "token_id": found.token_id, "text": text, "entropy": entropy}
 
     return {
         "number": event.number,

@@ -25,7 +25,7 @@ _API = "/v1/"  # what keys protect
 
 
 class Keys:
-    """Hold API keys. Which one a client gave, and how much of it was right, can't be learned from the time of a no."""
+    """Hold API keys. The time that a refusal takes says nothing of them, nor how much of a wrong one was right."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         for key in keys:
