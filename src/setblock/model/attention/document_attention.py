@@ -11,7 +11,6 @@ Transformers' own `sdpa`, and a few noisy blocks of a document to each other and
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
@@ -49,19 +48,23 @@ CleanKeys = dict[nn.Module, tuple[Tensor, Tensor]]
 read. Not one of Transformers' caches: those are taken away from layers that are run again in the backward pass."""
 
 
-@dataclass(eq=False)
 class Layout:
-    """Hold what the attention function needs to know of a pass in a model of some config."""
+    """Hold what the attention function needs to know of a pass in a model of some config. It is no dataclass: FSDP2 copies
+    those, and the dicts in them, on their way into each layer, and what is kept in `clean_keys` would be lost."""
 
-    config: PretrainedConfig
-    rows: Sequence[RowRuns]  # the runs of each row
-    half: Half = "both"  # which of them are the pass's own
-    clean_keys: CleanKeys | None = None  # kept by a pass over clean tokens, and found by one over noisy tokens
-
-    def __post_init__(self) -> None:
-        longest = max((run.length for row in self.rows for run in row.clean), default=0)
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        rows: Sequence[RowRuns],
+        *,
+        half: Half = "both",
+        clean_keys: CleanKeys | None = None,
+    ) -> None:
+        self.config, self.rows, self.half = config, rows, half  # the runs of each row, and which are the pass's own
+        self.clean_keys = clean_keys  # kept by a pass over clean tokens, and found by one over noisy tokens
+        longest = max((run.length for row in rows for run in row.clean), default=0)
         # Whether clean runs are plainly causal, without masks; else each has its own mask
-        self.is_causal = all(window is None or window >= longest for window in layer_windows(self.config).values())
+        self.is_causal = all(window is None or window >= longest for window in layer_windows(config).values())
 
     def own(self, row: RowRuns) -> list[tuple[Run, bool]]:
         """Return the runs of a row that the pass computes, and for each whether it has a mask."""
