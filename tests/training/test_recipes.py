@@ -1,13 +1,21 @@
 """The recipes that come with the package: each is one, says where its values come from, and names files that are there."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from transformers import PreTrainedTokenizerBase
 
+from families import tiny_sbd
+from setblock.data.section import DataSection
 from setblock.data.texts.chat import chat_pieces, use_chat_template
+from setblock.errors import SetBlockError
+from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import load_recipe, parse_override
+from setblock.training.run.train import recipe_rows
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted([*ROOT.glob("recipes/*.yaml"), *ROOT.glob("examples/*.yaml")])
@@ -50,6 +58,18 @@ def test_no_is_what_its_key_takes_it_for(tmp_path: Path) -> None:
     _, arguments = load_recipe(tmp_path / "recipe.yaml")
     assert arguments.eval_strategy == "no"
     assert arguments.bf16 is False
+
+
+def test_documents_are_no_longer_than_the_model_is_right_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """As with the scaled positions of Phi-3, whose config allows more than the attention plan."""
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": "Tom has 3 apples. " * 20}) + "\n")
+    recipe: Any = SimpleNamespace(data=DataSection(source=str(tmp_path / "texts.jsonl")))
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    monkeypatch.setattr(SBDModel, "context_length", 40)
+    with pytest.raises(SetBlockError, match=r"40.*too_long"):
+        recipe_rows(recipe, sbd)
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/accelerate/*.yaml")), ids=lambda path: path.stem)

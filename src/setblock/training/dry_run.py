@@ -88,13 +88,13 @@ def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
 def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: float) -> Estimate:
     """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer. `peak` is that of
     one, in operations per second, of which a `share` in 0..1 is reached. Raise `SetBlockError` if the model's config can't be
-    read, or a file of the data is not there."""
+    read, a file of the data is not there, or the tokenised data are not this recipe's."""
     # 1. What is trained, and on what
+    if recipe.data.tokenised is None:
+        check_texts(recipe.data)  # at once: the rest may take long
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     context, steps, rows = context_length_of(config), args.max_steps, 0
-    if steps > 0 and recipe.data.tokenised is None:
-        check_texts(recipe.data)
-    else:
+    if steps <= 0 or recipe.data.tokenised is not None:
         rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context))["train"])
     length = min(recipe.data.row_length or context, context)
     batch = args.per_device_train_batch_size

@@ -179,7 +179,7 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
 def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
     """Return the rows of a recipe's data that train and evaluate a prepared model."""
     limits = DocumentLimits(
-        context_length_of(sbd.model.config),
+        sbd.context_length or context_length_of(sbd.model.config),  # the first may be less than the config allows
         vocabulary=len(sbd.model.get_input_embeddings().weight),
         mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
     )
