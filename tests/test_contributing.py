@@ -77,7 +77,7 @@ SAMPLER = '''"""Every second candidate, the first one included."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from setblock.decoding.samplers.base import BlockView, Selection
+from setblock.decoding.samplers import BlockView, Selection
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    base = import_module(f"{__name__}.base")
+    if name in __all__ and hasattr(base, name):  # before the rules are imported: their files may ask for these
+        return getattr(base, name)
     if not name.startswith("_"):
         for kind in SAMPLERS.in_this_package().values():
             if kind.__name__ == name:
                 return kind
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.base"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -66,7 +66,7 @@ class Selection:
     Attributes:
         reveal: [B, k] bool, the positions to reveal; a subset of the candidates, with at least one of each row that has any.
         logits: [B, k, V] float32, the logits that tokens are chosen from, if the rule changes them; otherwise None.
-        memory: tensors [B, k, ...] that the next pass receives.
+        memory: tensors [B, k, ...] that the next pass receives; what follows k is the same in all passes.
     """
 
     reveal: Tensor
@@ -93,8 +93,8 @@ class Sampler(Protocol):
 
 
 def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
-    """Return `reveal` [B, k] among the candidates. Where it has none of a row's, it is the candidate with the highest `score`
-    [B, k] (the leftmost of a tie). So every pass reveals a token, and a block takes at most k passes."""
+    """Return `reveal` [B, k] among the candidates. In a row where that leaves none, it is the candidate with the highest
+    `score` [B, k] (the leftmost of a tie). So every pass reveals a token, and a block takes at most k passes."""
     best = score.where(block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
     fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)
     reveal = reveal & block.candidates
