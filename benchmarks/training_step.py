@@ -154,6 +154,7 @@ def inputs_of(
     """Return what the trainer would make of the rows; block sizes in turn, the same for every share."""
     if objective == "ntp":
         return ntp_inputs(rows, is_flat=is_flat)
+    mask = SIZES[options.size]["vocab_size"] - 1
     return doubled_inputs(
         rows,
         block_size=options.block_sizes[step % len(options.block_sizes)],
@@ -161,7 +162,7 @@ def inputs_of(
         if objective == "sbd"
         else Noising(noise_on="targets", noisy_copies=2, complementary_masks=True),
         logit_shift=False,
-        noise_ids=range(SIZES[options.size]["vocab_size"])[-1:],
+        noise_ids=range(mask, mask + 1),
         end_of_text_id=END,
         context_length=CONTEXT,
         seed=(0, step),

@@ -7,7 +7,8 @@ where the query may attend the key: FlexAttention's convention. `to_dense` evalu
 `to_block_mask` compiles it to a FlexAttention `BlockMask`; both come from the same function, so they can't disagree.
 
 Training and decoding share one idea: a query sees clean tokens *before its limit*. A causal token's limit is its position + 1.
-A block token's limit is the block's end in decoding, so a block sees itself; in training its start, and its tokens are added.
+In decoding, a block token's limit is the block's end, so a block sees all of itself. In training, a noisy token's limit is
+its block's start, and the noisy tokens of the block are added.
 """
 
 from collections.abc import Callable
@@ -73,7 +74,8 @@ def decode_mask(
         position_ids: [B, Q] positions of the queries.
         limits: [B, Q] the first position each query must not see.
         window: the sliding window of the attention layer, in tokens; None for full attention.
-        besides: [B, Q] each, the slots of its branch that each query sees, too: from the first up to before the second.
+        besides: [B, Q] each, further slots that each query sees, those of its branch: from the first up to the second, which
+            is left out.
     """
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:

@@ -158,14 +158,13 @@ def doubled(
     """A row of some documents, and the inputs of training on it."""
     facts = model.facts
     assert facts is not None
-    mask = facts.mask_token_id
     batch = as_batch([RowDataset(pack(documents, row_length=40, pad_token_id=0))[0]], pad_token_id=0)
     inputs = doubled_inputs(
         batch,
         block_size=6,
         noising=Noising(noise_on="targets", mask_rate_per="block", complete_last_block=True),
         logit_shift=True,
-        noise_ids=range(facts.noise_vocab_size) if mask is None else range(mask, mask + 1),
+        noise_ids=facts.noise_ids,
         end_of_text_id=0,
         context_length=128,
         seed=(seed,),

@@ -62,6 +62,6 @@ def test_quantized_weights_are_not_trained_or_saved(checkpoint: Path, tmp_path: 
 
 
 def test_says_what_to_install(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(SetBlockError, match=r"pip install 'setblock\[quantize\]'"):
         load(checkpoint, quantization="int8")

@@ -110,6 +110,7 @@ def test_no_more_logits_than_a_chunk_has_are_ever_there(inputs: TrainingInputs) 
     loss = training_loss(model, inputs, head=head, ntp_weight=1, matp_weight=1, logits_at_once=7 * VOCABULARY)
     assert max(rows) == 7
     assert sum(rows) == loss.ntp_count + loss.matp_count
+    assert model(inputs.input_ids).logits.shape[:2] == inputs.input_ids.shape, "nothing is gathered any more"
     rows.clear()
     training_loss(model, inputs, head=head, ntp_weight=1, matp_weight=1, always_chunked=True)
     assert rows == [loss.ntp_count + loss.matp_count, 0], "a chunk is as large as may be, also where one is asked for"

@@ -3,7 +3,7 @@
 Knows the keys and their valid values. Knows nothing of files, tokenizers or rows.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -105,10 +105,10 @@ class DataSection(_Texts):
             return {"train": self}
         given = {"documents": None} | self.evaluation.model_dump(exclude_unset=True)
         if self.mixture is not None and self.evaluation.source is None:
-            given = {"mixture": tuple(source.model_copy(update=given) for source in self.mixture)}
+            changed: dict[str, Any] = {"mixture": tuple(source.model_copy(update=given) for source in self.mixture)}
         else:
-            given["mixture"] = None
             # Where evaluation names columns, none is inherited: they may name another shape.
-            if any(name.endswith("_column") for name in given):
-                given = {name: None for name in _Texts.model_fields if name.endswith("_column")} | given
-        return {"train": self, "evaluation": self.model_copy(update={"evaluation": None} | given)}
+            names_columns = any(name.endswith("_column") for name in given)
+            columns = [name for name in _Texts.model_fields if name.endswith("_column")] if names_columns else []
+            changed = {"mixture": None} | dict.fromkeys(columns) | given
+        return {"train": self, "evaluation": self.model_copy(update={"evaluation": None} | changed)}

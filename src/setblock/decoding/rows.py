@@ -121,8 +121,8 @@ class Rows:
                 row.fed, row.looked = span, self.state.may_draft
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
-        step = absorb(self.state, feed, runner.logits(feed), self.policy, compiled=compiled)
-        self.next_spans = None
+        logits, self.next_spans = runner.logits(feed), None
+        step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
         if self.state.terms.adapts_drafts and not is_ahead:
             for timed in control.clock.stop(self.state.tokens.device, _timed(plan, spans, runner)):
                 control.learn(timed)
@@ -249,9 +249,8 @@ class OpenBatch(Rows):
         self.state.may_prefill, copied, passes = False, self._copied_columns(), 0
         while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
             passes += 1
-            assert passes <= 1 + self.state.terms.most_passes, (
-                "an answer does not end"
-            )  # one is fed before the end is known
+            # One is fed before the end is known
+            assert passes <= 1 + self.state.terms.most_passes, "an answer does not end"
             self.step(self.runner, ahead, is_ahead=True)
             spans, copied = [span_of(row) for row in copied.read()], self._copied_columns()
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"

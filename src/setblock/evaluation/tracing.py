@@ -117,7 +117,8 @@ class _Tracer:
         revealed = [self._token(each) for each in event.revealed]
         self._standing |= {each.index: each for each in (corrected, *revealed) if each is not None}
 
-        # What a pass computed behind a draft that it found wrong was thrown away.
+        # What a pass computed behind a draft that it found wrong was thrown away. `known` may be shorter than the places: what
+        # is behind it is not of the block
         known = step.reading.given.block.known[0].tolist() if corrected is None else []
         end = min((index for index, each in self._standing.items() if each.is_end), default=places[-1] + 1)
         masked = [

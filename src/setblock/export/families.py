@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """Return the family of a model, or raise `SetBlockError` if llama.cpp does not know it, or computes it otherwise."""
+    """Return the family of a model, or raise `SetBlockError` if it is not known here, or llama.cpp computes it otherwise."""
     config = model.config
     family = FAMILIES.get(config.model_type)
     if family is None:

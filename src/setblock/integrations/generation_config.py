@@ -82,7 +82,7 @@ def refuse_own(given: Iterable[Any], *, built: Iterable[Any], told: str) -> None
 
 
 def _held(each: Any) -> tuple[type, dict[str, Any]]:
-    return type(each), {name: _plain(value) for name, value in vars(each).items()}
+    return type(each), {name: _plain(value) for name, value in getattr(each, "__dict__", {}).items()}
 
 
 _MAPPED = """

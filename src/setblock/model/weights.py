@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from setblock.errors import SetBlockError, check_installed, warn
+from setblock.errors import SetBlockError, warn
 
 Quantization = Literal["int8", "nf4"]
 
@@ -32,8 +32,10 @@ def quantize(model: PreTrainedModel) -> None:
     Activations, embeddings and the key-value cache stay as they are. A head that was tied to the embeddings is so no longer.
     Raise `SetBlockError` if torchao is not installed.
     """
-    check_installed("quantising to int8", "torchao", extra="quantize")
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:  # also where an old one lacks these
+        raise SetBlockError("quantising to int8 needs torchao: pip install 'setblock[quantize]'") from error
 
     # Inductor's own settings are left alone: they hold for all models of a process.
     quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))

@@ -50,9 +50,11 @@ def test_ones_own_processor_is_refused(
 
 
 def test_ones_own_processor_twice_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:
-    twice = LogitsProcessorList([TemperatureLogitsWarper(1.0), TemperatureLogitsWarper(1.0)])
+    """Transformers applies its own as well, and so divides by the temperature twice."""
+    own = LogitsProcessorList([TemperatureLogitsWarper(0.5)])
+    in_blocks(torch.tensor(prompts[:1]), do_sample=True, temperature=0.5)
     with pytest.raises(ValueError, match="logits_processor TemperatureLogitsWarper can't be applied"):
-        in_blocks(torch.tensor(prompts[:1]), logits_processor=twice)
+        in_blocks(torch.tensor(prompts[:1]), logits_processor=own, do_sample=True, temperature=0.5)
 
 
 def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:

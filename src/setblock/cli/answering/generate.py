@@ -235,7 +235,7 @@ def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) ->
 
 
 def _head(traced: "TracedPass") -> Text:
-    name = "prefill  " if traced.kind == "prefill" else f"{f'pass {traced.number}':<9}{traced.kind:<7}"
+    name, kind = ("prefill", "") if traced.kind == "prefill" else (f"pass {traced.number}", f"{traced.kind:<7}")
     parts = [f"{len(traced.revealed)} revealed"]
     if traced.revealed:
         parts[0] += f" at {_range([token.entropy for token in traced.revealed])}"
@@ -243,7 +243,7 @@ def _head(traced: "TracedPass") -> Text:
         parts.append(f"{len(traced.masked)} masked at {_range([entropy for _, entropy in traced.masked])}")
     if traced.corrected is not None:
         parts.append(f"draft corrected at token {traced.corrected.index + 1}")
-    return Text.assemble((name, f"bold {_STYLES[traced.kind]}"), (", ".join(parts), "dim"))
+    return Text.assemble((f"{name:<9}{kind}", f"bold {_STYLES[traced.kind]}"), (", ".join(parts), "dim"))
 
 
 def _range(entropies: list[float]) -> str:

@@ -68,7 +68,7 @@ def calibrate(
     wanted = calibration.tolerance_of(asked.tolerance, confidence=asked.confidence)
     if asked.results is not None and (task.source or grid != GridOptions()):
         raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
-    chosen, examples = task.chosen(split="validation", limit=1000)
+    chosen, which = task.chosen(split="validation", limit=1000)
     if chosen.judge is None and wanted.measure == "accuracy" and asked.results is None:
         raise ParameterError(
             f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
@@ -80,9 +80,9 @@ def calibrate(
 
     # 2. The outcomes
     if asked.results is None:
-        found = islice(chosen.examples(examples["split"], seed=task.seed), max(examples["limit"], 1))
+        found = islice(chosen.examples(which["split"], seed=task.seed), max(which["limit"], 1))
         wanted.check_enough(sum(1 for _ in found))
-        results = task.swept(loaded, chosen, examples, grids)
+        results = task.swept(loaded, chosen, which, grids)
     else:
         results = read_results(asked.results)
         if (theirs := results[0].run["model"]["fingerprint"]) != (ours := model_fingerprint(loaded)):

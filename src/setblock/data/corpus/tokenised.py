@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,11 @@ def tokenise(
     plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": shard_documents}
     with writing(folder, what="tokenised documents to"):
         _claim(folder, plan)
-        of_sources = (_write_shards(*each, folder / stem, processes, shard_documents) for stem, each in sources.items())
-        for done in accumulate(chain.from_iterable(of_sources)):
-            on_progress(done)
+        done = 0
+        for stem, (encoder, records) in sources.items():
+            for count in _write_shards(encoder, records, folder / stem, processes, shard_documents):
+                done += count
+                on_progress(done)
         written = {
             part: [_documents(folder, stem) for stem in sources if stem.startswith(f"{part}-")]
             for part in section.parts

@@ -30,7 +30,8 @@ def encode_prompt(
     raw: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or messages lack a chat template.
+    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or of messages, and the tokenizer
+    has no chat template.
 
     Args:
         prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`

@@ -41,9 +41,8 @@ class DecodingStep:
     positions: Tensor  # int64, absolute, of the block
     token_ids: Tensor  # int64, the tokens chosen for them
     revealed: Tensor  # bool, positions that this pass revealed
-    entropy: (
-        Tensor  # [B, k + m] float32, nats, of the distributions at the k positions, then at the m that were checked
-    )
+    # [B, k + m] float32, nats, of the distributions at the k positions, then at the m that were checked
+    entropy: Tensor
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,8 @@ def plan_pass(
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
     fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have lengths of all kinds
-    if is_fixed := fixed_keys is not None:
+    is_fixed = fixed_keys is not None
+    if fixed_keys is not None:
         queries, fixed_width, checked = fixed_sizes(state.terms, queries)
         width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys

@@ -24,7 +24,8 @@ class MostLikely(NamedTuple):
 
 
 def most_likely(logits: Tensor) -> MostLikely:
-    """Return the greatest of logits [..., V] and its token. It is no number where any of them is none."""
+    """Return the greatest of logits [..., V] and its token. If any of them is not a number, the greatest
+    is not one either."""
     return MostLikely(*logits.max(dim=-1))  # argmax is three times as slow on CPUs; both take the first of a tie
 
 

@@ -64,11 +64,11 @@ class DraftText(NamedTuple):
 
 def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
     """Return texts of token ids with their index, on the CPU. Raise `SetBlockError` for up to `LONGEST_MATCH` tokens."""
-    token_ids = torch.tensor([token for text in texts for token in text], dtype=torch.long)
+    token_ids = torch.tensor([token for text in texts for token in text], dtype=torch.long, device="cpu")
     if len(token_ids) <= LONGEST_MATCH:
         raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
-    positions, key = torch.arange(len(token_ids) - 1), torch.zeros(len(token_ids) - 1, dtype=torch.long)
-    keys, places = [], []
+    positions = torch.arange(len(token_ids) - 1, device="cpu")
+    keys, places, key = [], [], torch.zeros_like(positions)
     for length in range(1, LONGEST_MATCH + 1):
         key = _extended(key, token_ids.roll(length - 1)[:-1])
         inside = slice(length - 1, None)
@@ -95,7 +95,8 @@ def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
 
 def read_texts(path: Path) -> Iterator[str]:
     """Yield the texts of a JSON Lines file, which may be packed by gzip (`.gz`). A line is a text, or has it in `text` or
-    `completion`, or has `messages`, of which the assistant's count. Raise `SetBlockError` if the file, or a line, is none."""
+    `completion`, or has `messages`, of which the assistant's count. Raise `SetBlockError` if the file can't be read, or a line
+    has none of these."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8-sig")

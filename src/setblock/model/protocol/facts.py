@@ -78,6 +78,13 @@ class SBDFacts:
             raise SetBlockError("either mask_token_id or noise_vocab_size must be given, and not both")
 
     @property
+    def noise_ids(self) -> range:
+        """Return the token ids that may stand at masked positions: the mask token's, or all of uniform noise."""
+        if self.mask_token_id is None:
+            return range(self.noise_vocab_size or 0)
+        return range(self.mask_token_id, self.mask_token_id + 1)
+
+    @property
     def special_form(self) -> str | None:
         """Return what of the blocks is as in UNO (arXiv 2609.04010), not as in the paper, for messages; else None."""
         parts = ["uniform noise"] * (self.mask_token_id is None) + ["causal blocks"] * self.causal_block

@@ -58,13 +58,14 @@ _HOOK = "_setblock_select_outputs"
 
 
 def _hook_of(model: PreTrainedModel) -> SelectOutputs:
-    """Return the hook of a model's head. It stays there: each pass would have to be compiled anew with another one. It runs
-    after those of what wraps the head: its weights are there when `take` is called."""
+    """Return the hook of a model's head, which stays on: with a new one, each pass would be compiled anew. FSDP2 puts its own
+    hook in front, so that the head's weights are there when `take` is called."""
     head = model.get_output_embeddings()
-    if not hasattr(head, _HOOK):
-        setattr(head, _HOOK, SelectOutputs())
-        head.register_forward_pre_hook(getattr(head, _HOOK))
-    hook: SelectOutputs = getattr(head, _HOOK)
+    hook: SelectOutputs | None = getattr(head, _HOOK, None)
+    if hook is None:
+        hook = SelectOutputs()
+        head.register_forward_pre_hook(hook)
+        setattr(head, _HOOK, hook)
     return hook
 
 

@@ -131,7 +131,7 @@ ON_CPU, ON_GPU = 5_000, 1 << 15
 
 
 class PagedCache(Cache):
-    """Hold a preallocated cache [slots + 2, H, D] for each layer. One slot more is never written and stays zero: it
+    """Hold a preallocated cache [slots + 2, H, 1, D] for each layer. One slot more is never written and stays zero: it
     is read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
 
     Before each forward pass `write_to` says in which slots its tokens go; the pass then gets, in every layer, the whole cache.

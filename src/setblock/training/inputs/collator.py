@@ -31,7 +31,7 @@ class SBDCollator(TrainerCallback):
     which counts the batches of each epoch."""
 
     args: SBDConfig  # the training arguments
-    noise_ids: range  # as in `noise_row`; empty where the objective is `ntp`
+    noise_ids: range  # as in `noise_row`; not read where the objective is `ntp`
     end_of_text_id: int  # also what rows are padded with
     context_length: int  # positions stay below it
     is_flat: bool = False  # make one row of all, without padding, which attention by documents allows

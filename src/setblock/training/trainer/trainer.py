@@ -88,13 +88,12 @@ class SBDTrainer(Trainer):
             adapter: train LoRA layers, which are put into the model here, in place of all weights.
             peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
                 share of it that the model's own arithmetic uses (see `setblock.training.trainer.metrics`).
-            kwargs: the Trainer's own, `train_dataset` first of all.
+            kwargs: the Trainer's own, `train_dataset` first of all. The collator and the tokenizer are made here.
         """
         prepare(sbd, args, adapter)
-        mask, size = (None, None) if sbd.facts is None else (sbd.facts.mask_token_id, sbd.facts.noise_vocab_size)
         self._collator = SBDCollator(
             args,
-            noise_ids=range(size or 0) if mask is None else range(mask, mask + 1),
+            noise_ids=range(0) if sbd.facts is None else sbd.facts.noise_ids,
             end_of_text_id=sbd.end_of_text_ids[0],
             context_length=sbd.context_length or 1 << 30,
             is_flat=attends_runs(sbd.model),
