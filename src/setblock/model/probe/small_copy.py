@@ -183,8 +183,8 @@ def _numbers(values: dict[Any, Any]) -> Iterator[tuple[dict[str, int], str]]:
 
 
 def _runs(small: PreTrainedModel, threshold: Threshold) -> bool:
-    """Return whether the small copy runs with a threshold lowered. A number that shapes weights, or has
-    to fit others, is no threshold."""
+    """Return whether the small copy runs with a threshold lowered. A number that shapes weights, or has to
+    fit others, is no threshold."""
     try:
         run_text(with_low(small, [threshold]))
     except Exception:  # of Transformers, as above

@@ -179,7 +179,7 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
 def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
     """Return the rows of a recipe's data that train and evaluate a prepared model."""
     limits = DocumentLimits(
-        sbd.context_length or context_length_of(sbd.model.config),  # the first may be less than the config allows
+        sbd.context_length or NO_LIMIT,  # the attention plan may allow less than the config
         vocabulary=len(sbd.model.get_input_embeddings().weight),
         mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
     )
@@ -273,4 +273,8 @@ def _making_a_model() -> Iterator[None]:
 
 def context_length_of(config: PretrainedConfig) -> int:
     """Return how many tokens a model's context has room for; more than there will be where its config does not say."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 30
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+
+
+NO_LIMIT = 1 << 30
+"""Tokens: the context length of models whose config has none."""
