@@ -3,6 +3,7 @@
 Knows files, where the package's own are, and how two records differ. Knows nothing of what they mean.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from setblock.errors import ParameterError, SetBlockError
 
 ASSETS = Path(__file__).parent / "assets"
 """Folder of what comes with the package: the bundled model, and what named models add."""
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors that say that a disk, or what one may have of it, is full."""
 
 FACTS_FILE = "facts.json"
 """In a folder with a delta or an adapter: how the checkpoint that it makes is decoded."""

@@ -194,30 +194,21 @@ def test_a_dead_engine_shows(served_model, monkeypatch):
         assert live.client.get("/ready").status_code == 503
 
 
-def test_a_server_whose_engine_died_ends(served_model, monkeypatch):
+class Panic(BaseException):
+    """What a library written in Rust raises where it breaks."""
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("out of memory"), Panic()], ids=["error", "panic"])
+def test_a_server_whose_engine_died_ends(served_model, monkeypatch, fault):
     with serving(served_model) as live:
 
         def break_down():
-            raise RuntimeError("out of memory")
+            raise fault
 
         monkeypatch.setattr(live.serving.worker._engine, "step", break_down)
         assert error_of(live.chat(), 500)["code"] == "engine_failed"
         live.thread.join(TIMEOUT)
         assert not live.thread.is_alive()
-
-
-class Panic(BaseException):
-    """What a library written in Rust raises where it breaks."""
-
-
-def test_an_engine_that_panics_is_dead(served_model, monkeypatch):
-    with serving(served_model) as live:
-
-        def panic():
-            raise Panic
-
-        monkeypatch.setattr(live.serving.worker._engine, "step", panic)
-        assert error_of(live.chat(), 500)["code"] == "engine_failed"
 
 
 def test_host_names_are_names_or_patterns():

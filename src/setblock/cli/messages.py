@@ -1,6 +1,5 @@
 """Print what goes to the terminal: results, one-line messages, and silence from the libraries underneath."""
 
-import errno
 import json
 import logging
 import math
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 
 from setblock.errors import SetBlockError
+from setblock.files import FULL_DISK
 
 _PIPE_WIDTH = 160
 
@@ -169,7 +169,7 @@ def writable_stdout() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or error.filename is not None:
+        if error.errno not in FULL_DISK or error.filename is not None:
             raise
         # What is left in Python's buffer would fail again as the process ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,6 @@ Knows the folders that Transformers' `Trainer` and `SBDModel.save` write, and th
 that must see the same in them. Knows nothing of models.
 """
 
-import errno
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Any
 from accelerate.utils import gather_object
 
 from setblock.errors import SetBlockError, warn
-from setblock.files import differences, write_whole, writing
+from setblock.files import FULL_DISK, differences, write_whole, writing
 from setblock.training.config import SBDConfig
 from setblock.training.recipe import Recipe, checked_recipe
 from setblock.training.trainer.sharding import is_sharded
@@ -134,7 +133,7 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # Python says so by a number, safetensors in words, and PyTorch's writer only that it could not write
-        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        is_full = isinstance(error, OSError) and error.errno in FULL_DISK
         if not is_full and not re.search("No space left|PytorchStreamWriter failed writing", str(error)):
             raise
         for path in _checkpoints(folder):
