@@ -37,7 +37,8 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     base = loaded("smollm2")
     adapted = setblock.load("smollm2", adapter=options.adapter, dtype=torch.bfloat16)
-    adapted.prepack()
+    if adapted.device.type == "cpu":
+        adapted.prepack()
     settings = DecodingSettings(max_new_tokens=128)
     plain = DecodingSettings(max_new_tokens=128, method="ntp")
     ways = {"plain": (base, plain), "copies": (base, settings), "copies and adapter": (adapted, settings)}
