@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE", help="with --report: draw gain against load")
     parser.add_argument("--subjects", default=",".join(SUBJECTS), metavar="NAME;...", help="separated by semicolons")
     parser.add_argument("--loads", default=",".join(map(str, BY_VALUE)), help="requests at once, and `batch`")
+    parser.add_argument("--fixed", type=int, nargs="+", default=FIXED, metavar="K", help="the fixed draft lengths")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"at most, of an answer ({TOKENS})")
     parser.add_argument("--threads", type=int, help="PyTorch's threads (its own choice)")
@@ -119,7 +120,7 @@ def measure(options: argparse.Namespace) -> None:
                 if (name, load, turn) in done or time.monotonic() > until:
                     continue
                 found = {"subject": name, "load": load, "round": turn, "tokens": tokens, "quick": options.quick}
-                sizes = near_best(done.get((name, load, 0)))
+                sizes = near_best(done.get((name, load, 0)), options.fixed)
                 found |= {"ways": of_cell(SUBJECTS[name], load, turn, tokens, sizes), **provenance()}
                 done[name, load, turn] = found
                 line = json.dumps(found)
@@ -136,12 +137,12 @@ def measure(options: argparse.Namespace) -> None:
                 )
 
 
-def near_best(first: dict[str, Any] | None) -> list[int]:
+def near_best(first: dict[str, Any] | None, fixed: Sequence[int]) -> list[int]:
     """Return the fixed lengths that are worth a measurement, given the first round of a cell, if there was one."""
     if first is None:
-        return list(FIXED)
-    ratios = {size: ratio(first, str(size)) for size in FIXED}
-    return [size for size in FIXED if ratios[size] >= 0.9 * max(ratios.values())]
+        return list(fixed)
+    ratios = {size: ratio(first, str(size)) for size in fixed}
+    return [size for size in fixed if ratios[size] >= 0.9 * max(ratios.values())]
 
 
 def of_cell(subject: Subject, load: int | str, turn: int, tokens: int, sizes: Sequence[int]) -> dict[str, Any]:
@@ -315,7 +316,7 @@ def report(rounds: Sequence[dict[str, Any]], picture: Path | None) -> None:
     found = list(medians(rounds))
     for name, load, ratios, about in found:
         best = best_fixed(ratios)
-        mine, default = ratios[ADAPTIVE], ratios[str(SUBJECTS[name].default)]
+        mine, default = ratios[ADAPTIVE], ratios.get(str(SUBJECTS[name].default), float("nan"))
         adaptive.append(mine)
         over_best.append(mine / max(1.0, ratios[best]))
         over_default.append(mine / default)

@@ -103,14 +103,16 @@ def logits_at(
     hook = _hook_of(model)
     hook.index, hook.take = index, take
     try:
-        output = (model if wrapped is None else wrapped)(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **more,
-        )
+        # A trainer's rows are all of one length
+        with nullcontext() if cache is None else devices.attention_of_any_length(index.device):
+            output = (model if wrapped is None else wrapped)(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                **more,
+            )
     finally:
         hook.index = hook.take = None
     logits: Tensor = output.logits[0]
