@@ -3,29 +3,15 @@
 Knows PyTorch's devices. Knows nothing of what is computed on them.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def waits(device: torch.device) -> bool:
     """Return whether a host that reads a value has to wait for the device. On a CPU it reads what is there already."""
     return device.type != "cpu"
-
-
-def attention_of_any_length(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which PyTorch's attention takes no kernel that has to be prepared for each shape.
-
-    cuDNN's, which PyTorch prefers on some GPUs, takes a tenth of a second to prepare. In decoding, the number of keys is new in
-    nearly every pass, so that most of the time went there.
-    """
-    return sdpa_kernel(_UNPREPARED) if waits(device) else nullcontext()
-
-
-_UNPREPARED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class HostCopy:

@@ -102,19 +102,21 @@ def logits_at(
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
     hook = _hook_of(model)
     hook.index, hook.take = index, take
+    # cuDNN's attention takes a tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys
+    has_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(has_cudnn and cache is None)
     try:
-        # A trainer's rows are all of one length
-        with nullcontext() if cache is None else devices.attention_of_any_length(index.device):
-            output = (model if wrapped is None else wrapped)(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                **more,
-            )
+        output = (model if wrapped is None else wrapped)(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            **more,
+        )
     finally:
         hook.index = hook.take = None
+        torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
     logits: Tensor = output.logits[0]
     return logits[:wanted]
 
