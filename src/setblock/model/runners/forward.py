@@ -103,7 +103,7 @@ def logits_at(
     hook = _hook_of(model)
     hook.index, hook.take = index, take
     # cuDNN's attention takes a tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys
-    has_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    has_cudnn: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # has no types
     torch.backends.cuda.enable_cudnn_sdp(has_cudnn and cache is None)
     try:
         output = (model if wrapped is None else wrapped)(
