@@ -202,7 +202,7 @@ def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> N
     assert tight.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]
     assert tight.queries <= fixed.queries in (k, 2 * k)
     assert (fixed.visible, fixed.is_fixed, len(fixed.rows)) == (256, True, 3)
-    prefill = [replace(span, is_prefill=True) for span in spans]
+    prefill = [span._replace(is_prefill=True) for span in spans]
     assert plan_pass(state, prefill, cast("Runner", runners[1])).is_fixed is False
 
 

@@ -8,7 +8,6 @@ they have evenly, so that a short one is done at once however long the others ar
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from setblock.model.protocol.runtime import Span
 
@@ -37,4 +36,4 @@ def schedule(spans: Sequence[Span], budget: int, *, served: Sequence[int]) -> li
         given = min(spans[index].tokens, left // (len(prompts) - place))
         ends[index] = spans[index].start + given
         left -= given
-    return [replace(span, end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+    return [span._replace(end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]

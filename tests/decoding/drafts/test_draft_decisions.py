@@ -10,6 +10,7 @@ from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
+    USUAL,
     Chances,
     DraftChoice,
     Prospects,
@@ -32,6 +33,12 @@ def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int]
     return control.decide(prospects, "any", others=0, prompts=0, padded_rows=rows, cached=0)
 
 
+def know_drafts(control: DraftControl, *, chance: float = USUAL) -> None:
+    """So many drafts were there already that none is tried to learn how good they are."""
+    for _ in range(20):
+        control._expected.learn([chance**place for place in range(1, 16)])
+
+
 def on_an_h100(tokens: int, rows: int) -> float:
     prediction = Prediction(
         shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16")
@@ -49,6 +56,7 @@ def test_any_block_costs_what_it_does_once() -> None:
     for reached, has_block, fed in ((0.4, False, 0), (0.4, True, 2), (0.9, False, 2)):
         control = DraftControl(costs={"any": DearBlocks(lambda tokens, rows: 1.0)})
         control._here = "any", 0
+        know_drafts(control)
         rows, before = [Prospects([], [reached], 2)], 0.98 * control._gain_here.spent
         (choice,) = control.decide(rows, "any", others=0, prompts=0, padded_rows=1, cached=0, has_block=has_block)
         assert choice.fed == fed
@@ -77,6 +85,7 @@ def test_blocks_are_whole_at_small_batches_and_shrink_where_the_roofline_says_th
     fed = {}
     for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
         control = DraftControl(costs={"any": GivenCosts(on_an_h100)})
+        know_drafts(control)
         fed[rows] = sum(choice.fed for choice in decided(control, rows, size=size)) / rows
     assert fed[1] == fed[2] == fed[4] == size
     assert list(fed.values()) == sorted(fed.values(), reverse=True)
@@ -209,16 +218,14 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
     assert passes > 1
     dear.costs["any"] = GivenCosts(free)
     assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 32
-    assert not dear.resting
+    assert not dear.resting or dear.looks
     assert dear.gain == pytest.approx(1, abs=0.1)  # passes without drafts count as what they are
 
 
 def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> None:
     control, kinds = DraftControl(costs={"any": GivenCosts(free)}), [COPIED] * 3
     offered = [DraftChoice(3, 4)] * 32
-    for _ in range(2):
-        assert not control.resting
-        assert decided(control, 32, size=4, kinds=kinds) == offered
+    assert decided(control, 32, size=4, kinds=kinds) == offered
     before = control._gain_here.spent
     passes = 0
     while control.resting:
@@ -231,6 +238,33 @@ def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> 
     control.costs["any"] = GivenCosts(by_token)
     assert decided(control, 32, size=4, kinds=kinds) != offered
     assert not control.resting
+
+
+@pytest.mark.parametrize(("odd", "rests"), [(0, True), (1, True), (8, False)])
+def test_passes_are_undecided_where_nearly_all_rows_take_all(odd: int, rests: bool) -> None:
+    """A row in 32 whose draft is bad does not make the others wait for decisions; eight such rows do."""
+    control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 4 + 0.3 * tokens)})
+    bad, good = Prospects([0.01], (), 0), Prospects([0.999], (), 0)
+    for _ in range(4):
+        if not control.resting:
+            rows = [bad] * odd + [good] * (32 - odd)
+            chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=32, cached=0)
+            assert [each.drafted for each in chosen] == [0] * odd + [1] * (32 - odd)
+    assert bool(control.resting) == rests
+
+
+def test_a_model_that_nobody_knows_is_tried_whatever_it_costs() -> None:
+    """Where a block of usual drafts is not worth its cost, one row of many is fed one until a few drafts were seen; and if they
+    are better than usual, all rows are."""
+    control = DraftControl(costs={"any": GivenCosts(lambda tokens, rows: 4 + 0.27 * tokens)})
+    trials = 0
+    while (chosen := decided(control, 8, size=16)) == [DraftChoice(0, 16), *[DraftChoice(0, 0)] * 7]:
+        row, trials = control.new_row(), trials + 1
+        row.fed = was_fed((), block=16)
+        row.size = 16
+        control.observe(row, 11, [len(CONFIDENCES)] * 15)
+    assert 1 < trials < 10
+    assert all(each.fed for each in chosen)
 
 
 def test_how_a_batch_ends_does_not_tell_how_the_next_one_begins() -> None:

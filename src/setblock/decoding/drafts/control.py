@@ -4,7 +4,7 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -68,8 +68,9 @@ _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is f
 _RECENT = 12.0  # passes that count for a row's pace
 _PLAIN = 32  # plain passes whose gain counts a priori
 _ROW_DRAFTS, _MODEL_DRAFTS = 16.0, 256.0  # that count for what a row's drafts are like, and those of a model
-# Rows that all refused what they were offered, or all took it, and the passes that then do so, too
-_ALIKE, _REST = 64, 3
+# Rows that all refused what they were offered, or nearly all took it, and the passes that then do so, too. So many rows that
+# take all make up for one that does not
+_REFUSED, _TAKEN, _REST, _ODD = 64, 32, 3, 9
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 
@@ -129,7 +130,7 @@ class DraftControl:
     @property
     def _gain_here(self) -> Gained:
         some = float(_PLAIN << self._here[1])
-        return self._gains.setdefault(self._here, Gained(gained=some, spent=some, rows=some))
+        return self._gains.setdefault(self._here, Gained(gained=some, spent=some, drafts=some, drafts_gained=some))
 
     def observe(
         self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0, token: int | None = None
@@ -150,6 +151,10 @@ class DraftControl:
         drafted = (fed.in_block if right == len(checked) else fed.branch_size if right < fed.branches else 0) - 1
         gain = self._gain_here
         gain.gained += committed - fed.start
+        if checked or row.left is not None:  # else there was no draft
+            gain.drafts += 1
+            gain.drafts_gained += committed - fed.start
+            gain.checked += len(checked)
         row.pace += (committed - fed.start - row.pace) / _RECENT
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
@@ -207,7 +212,7 @@ class DraftControl:
             own = max(0.0, plain - model.seconds([1], rows=1, cached=cached // computed)[0]) / max(1, computed - 1)
             worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
-            usual = Usual(max(1.0, here.gained / here.rows), here.checked / here.rows)
+            usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
             rate = max(_MARGIN, self.gain) * count / plain
             if widths is None:
                 others, uneven = count + prompts, model.of_uneven()
@@ -221,6 +226,8 @@ class DraftControl:
                     prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
                 )
                 taken = seconds([padded_rows * (1 + max(each.tokens for each in chosen))])[0]
+            if self._expected.is_unsure and not any(each.fed for each in chosen):
+                chosen = _with_trial(chosen, offered)
             here.last = (taken + block * any(each.fed or each.branches for each in chosen)) / plain
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
@@ -228,8 +235,9 @@ class DraftControl:
         here.fade()
         self._count(chosen)
         here.refused = 0 if any(each.tokens for each in chosen) else here.refused + some
-        here.taken = here.taken + some if chosen == offered else 0
-        self.resting = _REST if max(here.refused, here.taken) >= _ALIKE else 0
+        whole = sum(choice == offer for choice, offer in zip(chosen, offered, strict=True) if offer.tokens)
+        here.taken = min(_TAKEN, max(0, here.taken + whole - _ODD * (some - whole)))
+        self.resting = _REST if here.refused >= _REFUSED or here.taken >= _TAKEN else 0
         return chosen
 
     @property
@@ -247,10 +255,16 @@ class DraftControl:
 
     def _count(self, chosen: Sequence[DraftChoice]) -> None:
         here = self._gain_here
-        here.rows, here.spent = here.rows + len(chosen), here.spent + len(chosen) * here.last
-        here.checked += sum(each.drafted for each in chosen)
+        here.spent += len(chosen) * here.last
         if not any(each.tokens for each in chosen):
             here.forget()
+
+
+def _with_trial(chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice]) -> list[DraftChoice]:
+    """Return what rows are fed where the first that may be fed a block is fed a whole one, and checks nothing, so that the next
+    pass shows its draft. A model of which little is known may draft better than is usual: this is tried, whatever it costs."""
+    tried = next((row for row, each in enumerate(offered) if each.fed), None)
+    return [DraftChoice(0, offered[row].fed) if row == tried else each for row, each in enumerate(chosen)]
 
 
 def _load_of(rows: int) -> int:
@@ -364,8 +378,7 @@ def _with_choice(span: Span, choice: DraftChoice, terms: RowTerms, *, fuses_comm
     stop = span.stop_end if drafted == span.drafted else terms.limit
     block_end = min(block_start + terms.block_size, stop)
     end = min(block_start + fed, block_end) if fuses_commit else block_start
-    return replace(
-        span,
+    return span._replace(
         end=end,
         block_start=block_start,
         stop_end=stop,

@@ -166,7 +166,7 @@ _TAKEN_OVER = 2.0  # observations that those of other passes count for together
 _LEAST = 0.1
 _OF_A_SIZE, _FIRST_OF_A_SIZE = 8, 0.25  # tokens, and what the first pass of a size counts
 _WITH_PROMPTS = 0.25  # what a pass counts that prompts are in: their tokens need other attention
-_SHARE, _MOST = 8, 32  # costs are fitted once an eighth as many passes wait for it as there were, or so many
+_SHARE, _MOST = 4, 32  # costs are fitted once a quarter as many passes wait for it as there were, or so many
 _NEW, _SURPRISE = 4, 1.25  # passes of a size that are new, and how many times as long or short as expected surprises
 
 
@@ -241,14 +241,16 @@ def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) ->
 
 @dataclass
 class Gained:
-    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; their rows,
-    and how many drafted places of these they checked; how many were right, and how many should have been. `refused`: rows
-    whose drafts were not worth their cost, since the last one that was. `taken`: rows that took all that they were offered,
-    since the last pass where one did not. `last`: how many plain passes the last one cost that was decided."""
+    """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; the rows of
+    these that had a draft, their tokens, and how many drafted places they checked; how many were right, and how many should
+    have been. `refused`: rows whose drafts were not worth their cost, since the last one that was. `taken`: of recent rows, how
+    many more took all that they were offered than did not, which count for several. `last`: how many plain passes the last one
+    cost that was decided."""
 
     gained: float
     spent: float
-    rows: float
+    drafts: float
+    drafts_gained: float
     checked: float = 0.0
     right: float = 0.0
     hoped: float = 0.0
@@ -265,7 +267,8 @@ class Gained:
     def fade(self) -> None:
         """Let all of it count less."""
         self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
-        self.rows, self.checked = _FADING * self.rows, _FADING * self.checked
+        self.drafts, self.drafts_gained = _FADING * self.drafts, _FADING * self.drafts_gained
+        self.checked = _FADING * self.checked
         self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
 
     def forget(self) -> None:

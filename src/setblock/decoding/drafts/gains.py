@@ -108,6 +108,11 @@ class ExpectedDraft:
         """Return whether no draft was taken into account yet."""
         return not self._means
 
+    @property
+    def is_unsure(self) -> bool:
+        """Return whether few drafts were taken into account lately: what is usual says more."""
+        return not self._counts or self._counts[0] < WEIGHT
+
     def learn(self, reached: Sequence[float]) -> None:
         """Take a draft into account: `Chances.reached` of it, 0 where nothing was drafted."""
         means, counts, memory, self._known = self._means, self._counts, self._memory, []
@@ -216,7 +221,7 @@ _UNSURE = 0.1  # of the passes that a row will need: about how well they are kno
 
 
 class Usual(NamedTuple):
-    """Hold what a pass usually gives a row: its tokens, and the drafted places that it checks."""
+    """Hold what a pass usually gives a row that has a draft: its tokens, and the drafted places that it checks."""
 
     tokens: float = 1.0
     checked: float = 0.0

@@ -76,7 +76,7 @@ def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
     if not any(fills):
         return list(spans)
     ends = [span.start + (chunk if fill else 0) for span, chunk, fill in zip(spans, chunks, fills, strict=True)]
-    return [replace(span, end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+    return [span._replace(end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
 
 
 def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
@@ -94,7 +94,7 @@ def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
             end = min(reach + size, each.limit)
             start = max(first, end - 2 * size)
             bound = Span(start, end, min(start + size, end), is_prefill=False)
-        ahead.append(bound if span.tokens else replace(bound, start=end))
+        ahead.append(bound if span.tokens else bound._replace(start=end))
     return ahead
 
 

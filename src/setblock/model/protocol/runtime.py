@@ -6,7 +6,7 @@ nor of Transformers' models.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +26,7 @@ def fixed_capacity(needed: int) -> int:
     return max(256, 1 << (needed - 1).bit_length())
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Hold what a pass feeds one row, for the host."""
 
     start: int  # the first position
