@@ -62,7 +62,7 @@ class RowDrafts:
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
 # that it costs is timed. Where passes have gained more, a draft must bring as much as they have
-_MARGIN = 1.25
+_MARGIN = 1.15
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _RECENT = 12.0  # passes that count for a row's pace
