@@ -61,8 +61,9 @@ class RowDrafts:
 
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
-# that it costs is timed. Where passes have gained more, a draft must bring as much as they have
-_MARGIN = 1.15
+# that it costs is timed. Where passes have gained more, a draft must bring as much as they have. A model's own drafts say how
+# sure it is, and copies don't
+_MARGIN, _MARGIN_OF_COPIES = 1.15, 1.25
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
 _RECENT = 12.0  # passes that count for a row's pace
@@ -213,7 +214,8 @@ class DraftControl:
             worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
             usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
-            rate = max(_MARGIN, self.gain) * count / plain
+            margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES
+            rate = max(margin, self.gain) * count / plain
             if widths is None:
                 others, uneven = count + prompts, model.of_uneven()
                 chosen = choose_drafts(
