@@ -53,8 +53,7 @@ def planned(model: PreTrainedModel) -> AttentionPlan | None:
 
 def plan_of(model: PreTrainedModel) -> AttentionPlan:
     """Return the plan of a model; where it was never probed, the fastest that its attention allows."""
-    plan = planned(model)
-    if plan is not None:
+    if (plan := planned(model)) is not None:
         return plan
     name: str = model.config.get_text_config()._attn_implementation
     usual = next((usual for usual, ours in LAYERED.items() if ours == name), "sdpa" if name.startswith(OURS) else name)
@@ -70,8 +69,7 @@ def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
     layer_types = getattr(config, "layer_types", None)
     if not layer_types:
         return {SLIDING: window} if window else {FULL: None}
-    unknown = sorted(set(layer_types) - {FULL, SLIDING})
-    if unknown:
+    if unknown := sorted(set(layer_types) - {FULL, SLIDING}):
         raise ValueError(f"layer type {unknown[0]!r} is not supported, only {FULL!r} and {SLIDING!r}")
     return {kind: window if kind == SLIDING else None for kind in sorted(set(layer_types))}
 

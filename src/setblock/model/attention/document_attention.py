@@ -83,9 +83,7 @@ def document_masks(
     layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
 ) -> AttentionMask:
     """Return the masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
-
-    Transformers hands a 4D tensor to the attention function as it is, whatever its shape.
-    """
+    Transformers hands a 4D tensor to the attention function as it is, whatever its shape."""
 
     def realise(window: int | None) -> Tensor:
         mask_mod, head = mask_mod_for(window), torch.zeros((1, 1), dtype=torch.long, device=device)
@@ -112,10 +110,8 @@ def attends_runs(model: PreTrainedModel) -> bool:
 
 
 def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Make a model whose attention plan allows it take a `layout`, with masks as before.
-
-    To be active in the backward pass, too, where it runs layers again (activation checkpointing).
-    """
+    """Make a model whose attention plan allows it take a `layout`, with masks as before. To be active in the backward pass,
+    too, where it runs layers again (activation checkpointing)."""
     plan = plan_of(model)
     if not plan.by_document:
         return nullcontext()

@@ -54,17 +54,16 @@ def grouped_sdpa(
     """
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
     of_group = heads // groups  # G
-    is_plain = not dropout and all(kwargs.get(name) is None for name in _SPECIAL)
+    # Arguments by which Transformers' `sdpa` does something else
+    is_plain = not dropout and all(kwargs.get(name) is None for name in ("position_bias", "softcap", "cache"))
     if attention_mask is None and not is_plain:
         attention_mask = query.new_zeros((1, 1, queries, key.shape[2]))
-    is_usual = attention_mask is not None and (
+    if attention_mask is not None and (
         attention_mask.shape[1] > 1
         or not is_plain
         or (of_group == 1 and not must_be_invariant)
         or queries > _most(groups, size, must_be_invariant=must_be_invariant)
-    )
-    if is_usual:
-        assert attention_mask is not None
+    ):
         if attention_mask.shape[2] > queries:  # was made for a group
             attention_mask = attention_mask[:, :, :queries].to(query.dtype)
         result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
@@ -160,14 +159,9 @@ def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
 
 def _most(groups: int, size: int, *, must_be_invariant: bool) -> int:
     """Return the queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D].
-
-    Where a token must get the same bits in each pass, these are all but a whole part of a prompt, which is never padded.
-    """
+    Where a token must get the same bits in each pass, these are all but a whole part of a prompt, which is never padded."""
     return PROMPT_PART - 1 if must_be_invariant else 2 * groups * size
 
-
-_SPECIAL = ("position_bias", "softcap", "cache")
-"""Arguments by which Transformers' `sdpa` does something else."""
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
 AttentionInterface.register(INVARIANT_SDPA, partial(grouped_sdpa, must_be_invariant=True))

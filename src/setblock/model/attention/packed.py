@@ -9,7 +9,7 @@ so, with its soft-capping and whatever else is its own.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -45,9 +45,8 @@ class Rectangle:
 class _Layout:
     rectangles: Sequence[Rectangle]
     cells: Tensor
-    attention: GroupedAttention
     name: str  # Transformers' name of the function that attends a rectangle
-    for_groups: bool  # whether masks have each query for each head of a group
+    mask_rows: Callable[[int], int]  # how many a mask has for so many queries: more where it was made for a group
     rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of each rectangle's tokens or slots, all heads
 
 
@@ -84,7 +83,7 @@ def packed_attention(
         return torch.cat(masks)[None, None, None]
 
     name = attention.name if implementation == "sdpa" else implementation
-    reset = _LAYOUT.set(_Layout(rectangles, cells, attention, name, for_groups))
+    reset = _LAYOUT.set(_Layout(rectangles, cells, name, attention.mask_rows if for_groups else int))
     try:
         mask = by_layer_type(form.windows, flat)
         with attention_by(_NAME, config):
@@ -103,28 +102,19 @@ def _attend(
     base = ALL_ATTENTION_FUNCTIONS.get_interface(layout.name, eager)
     queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))  # [N or slots, H, D]
     attended, masks = [], attention_mask.flatten()
-    mask_rows = layout.attention.mask_rows if layout.for_groups else int
     for each in layout.rectangles:
         (rows, length), width = each.tokens.shape, each.slots.shape[1]
-        count = rows * mask_rows(length) * width
-        mask, masks = masks[:count], masks[count + -count % _ALIGNED :]
-        result, _ = base(
-            module,
-            _taken(queries, each.tokens, layout),
-            _taken(keys, each.slots, layout),
-            _taken(values, each.slots, layout),
-            mask.view(rows, 1, -1, width),
-            **kwargs,
-        )  # [a, Q, H, D]
+        count = rows * layout.mask_rows(length) * width
+        mask, masks = masks[:count].view(rows, 1, -1, width), masks[count + -count % _ALIGNED :]
+        places = ((queries, each.tokens), (keys, each.slots), (values, each.slots))
+        result, _ = base(module, *(_taken(*pair, layout) for pair in places), mask, **kwargs)  # [a, Q, H, D]
         attended.append(result.flatten(0, 1))
     return torch.cat(attended).index_select(0, layout.cells)[None], None
 
 
 def _taken(states: Tensor, places: Tensor, layout: _Layout) -> Tensor:
-    """Return [a, H, n, D], the states [N, H, D] at `places` [a, n], in this order: nothing copies them again.
-
-    On a CPU `index_select` copies what is contiguous at once, and indexing each number.
-    """
+    """Return [a, H, n, D], the states [N, H, D] at `places` [a, n], in this order: nothing copies them again. On a CPU
+    `index_select` copies what is contiguous at once, and indexing each number."""
     heads = states.shape[1]
     rows = layout.rows.get((id(places), heads))
     if rows is None:
