@@ -111,7 +111,6 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
         if gate is not None:
             none = inputs.ntp.index[:0]
             inputs = replace(inputs, ntp=Targets(none, none))
-            gate.open()
         with document_attention(model):
             with cast:
                 loss = training_loss(

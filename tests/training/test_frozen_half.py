@@ -83,9 +83,7 @@ def gradients(
     model.zero_grad()
     gate.set(None)
     head, clean_half = split_head(model), frozen_half(model)
-    if frozen:
-        gate.open()
-    else:
+    if not frozen:
         gate.set(inputs.block_ids != CLEAN)
     with document_attention(model):
         loss = training_loss(

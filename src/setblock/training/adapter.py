@@ -71,7 +71,8 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
 def frozen_half(model: nn.Module) -> CleanHalf:
     """Return what runs the clean half of inputs, for a model in PEFT's wrapper whose adapter acts on noisy tokens alone. That
     half is the base model's: it needs no gradient, all noisy copies attend to its keys, and its logits are the teacher's. What
-    is kept for these are hidden states, where the head is known, and else the logits."""
+    is kept for these are hidden states, where the head is known, and else the logits. The gate is then open: what is left is
+    noisy."""
     wrapper: Any = model
     base: PreTrainedModel = wrapper.get_base_model()
     head, gate = split_head(base), gate_of(base)
@@ -89,11 +90,13 @@ def frozen_half(model: nn.Module) -> CleanHalf:
 
         take, training = None if head is None else keep, base.training
         run = partial(training_logits, base.eval(), inputs, causal, wrapped=wrapped, take=take)
+        gate.set(None)
         try:
-            with torch.no_grad(), gate.closed():
+            with torch.no_grad():
                 logits = run(half="clean", clean_keys=keys)
         finally:
             base.train(training)
+            gate.open()
         return keys, logits.__getitem__ if head is None else logits_of_hidden(kept[0], head)
 
     return clean_half

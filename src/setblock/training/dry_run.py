@@ -25,7 +25,6 @@ from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import rows_of
 from setblock.data.texts.records import check_texts
 from setblock.errors import SetBlockError
-from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.attention import LAYERED
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.sbd_model import SBDModel
@@ -209,11 +208,9 @@ def _peak(model: Any, frozen: CleanHalf | None, args: SBDConfig, inputs: Trainin
         model.tie_weights()
         cast = torch.autocast("cpu", dtype=torch.bfloat16) if is_half and gpus == 1 else nullcontext()
         fake = inputs._mapped(mode.from_tensor)
-        gate = gate_of(model)
-        if gate is not None:
+        if frozen is not None:
             none = fake.ntp.index[:0]
             fake = replace(fake, ntp=Targets(none, none))
-            gate.open()
         head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
         runs = len(inputs.rows[0].clean) + len(inputs.rows[0].noisy)
         at_once = _attention_at_once() if runs > 64 else nullcontext()

@@ -21,10 +21,8 @@ class Gate:
         setattr(model, _GATE, self)
 
     def set(self, tokens: Tensor | None) -> None:
-        """Let the adapter act on the tokens of the next passes where `tokens` [B, T] is True, or on none.
-
-        Stays so until it is said otherwise: with activation checkpointing, the backward pass runs layers again.
-        """
+        """Let the adapter act on the tokens of the next passes where `tokens` [B, T] is True, or on none, until it is said
+        otherwise: with activation checkpointing, the backward pass runs layers again."""
         self.is_open, self._rows = tokens is not None, slice(0, None)
         # Of `_rows`, [N] bool; None where there are none
         self._left_out = None if tokens is None else ~tokens.flatten()
@@ -34,16 +32,6 @@ class Gate:
         """Let it act on all tokens of the next passes, until it is said otherwise."""
         self.set(None)
         self.is_open = True
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        """Act on none for a while."""
-        before = dict(vars(self))
-        self.set(None)
-        try:
-            yield
-        finally:
-            vars(self).update(before)
 
     @contextmanager
     def open_at(self, tokens: Tensor, *, by_rows: bool = False) -> Iterator[None]:

@@ -175,7 +175,6 @@ class SBDTrainer(Trainer):
                 runs_halves = plan_of(unwrapped(self.model)).by_document
                 if len(inputs.matp.index) and runs_halves:
                     clean_half = self._frozen_half
-                    self._gate.open()
         return training_loss(
             self.accelerator.unwrap_model(model),
             inputs,
