@@ -30,11 +30,9 @@ from setblock.model.weights import product_in_parts
 
 
 class SharedProduct:
-    """Compute together what several layers make of one input: the first that is asked has it computed for all.
-
-    Each layer's part is given once; asked again, or for another input, it is computed again. So the parts are right whatever
-    the order of calls is, and nothing of a pass is kept when every layer has had its part.
-    """
+    """Compute together what several layers make of one input: the first that is asked has it computed for all. Each layer's
+    part is given once; asked again, or for another input, it is computed again. So the parts are right whatever the order of
+    calls is, and nothing of a pass is kept when every layer has had its part."""
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
@@ -84,7 +82,7 @@ class Update(nn.Module):
             self.gate.rows(output).addmm_(inside, self.outer(index))
 
 
-def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Gate:
+def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Put an adapter, as `read_lora` gives it, into a model, to decode with. Raise `SetBlockError` if the model lacks one of
     its layers, or a layer is of a kind that can't act on some tokens only."""
     scaling, modules = config["lora_alpha"] / config["r"], dict(model.named_modules())
@@ -100,14 +98,12 @@ def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Map
             outer = weights[key.removesuffix(INNER) + OUTER].float() * scaling
             bases[name] = _base(modules, name, {weight.shape[1], outer.shape[0]})
             factors[name] = weight.to(model.dtype), outer.t().to(model.dtype).contiguous()
-    groups = sharing_input(model, bases)
     gate = Gate(model)
-    for group in groups:
+    for group in sharing_input(model, bases):
         for is_linear in (True, False):  # what can be joined, and what can't
             names = [name for name in group if (type(bases[name]) is nn.Linear) is is_linear]
             if names:
                 Update(gate, [bases[name] for name in names], *zip(*(factors[name] for name in names), strict=True))
-    return gate
 
 
 def _base(modules: Mapping[str, Any], name: str, sizes: set[int]) -> nn.Module:
@@ -209,7 +205,6 @@ def _frozen(parts: Sequence[Tensor]) -> nn.Parameter:
 def _linear(weights: Sequence[Tensor]) -> nn.Linear:
     """Return a layer with these weights, stacked."""
     weight = _frozen(weights)
-    with torch.device("meta"):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = weight
     return linear

@@ -130,10 +130,8 @@ def quiet_peft() -> Iterator[None]:
 
 @contextmanager
 def uncast_inputs(model: nn.Module) -> Iterator[None]:
-    """Make an adapter's layers take their inputs as they are, which under autocast is half precision.
-
-    PEFT's own context for this fails at layers of trainable tokens, which have no such switch.
-    """
+    """Make an adapter's layers take their inputs as they are, which under autocast is half precision. PEFT's own context for
+    this fails at layers of trainable tokens, which have no such switch."""
     layers = [module for module in model.modules() if getattr(module, "cast_input_dtype_enabled", False)]
     for layer in layers:
         layer.cast_input_dtype_enabled = False  # type: ignore[assignment]

@@ -27,12 +27,10 @@ class AttentionPlan:
     """Hold how a model's attention is called so that its logits are right, as `setblock.model.probe.probe` finds out."""
 
     implementation: str  # Transformers' name of it
-    grouped: bool  # whether decoding may put its own function in its place (`setblock.model.attention.grouped`)
-    # Whether training may, to attend one document at a time (`setblock.model.attention.document_attention`)
-    by_document: bool
+    grouped: bool  # whether decoding may put its own function in its place (`grouped`)
+    by_document: bool  # whether training may, to attend one document at a time (`document_attention`)
     untrainable: str | None = None  # why the model can't be trained, or None where it can
-    # Why requests can't be packed in one row, as the engine does (`setblock.model.attention.packed`), or None
-    unpackable: str | None = None
+    unpackable: str | None = None  # why requests can't be packed in one row, as the engine does (`packed`), or None
     context: int | None = None  # the most positions for which all of this holds; None where it holds for all
     context_reason: str | None = None  # why there are no more
 
