@@ -172,10 +172,9 @@ def load(
 def _draft_text_in(source: str) -> Path | None:
     """Return a checkpoint's file of texts to copy drafts from, if it has one."""
     try:
-        found = cached_file(source, DRAFT_TEXT_FILE)
+        return Path(cached_file(source, DRAFT_TEXT_FILE))
     except OSError:  # it has none, or the hub is out of reach: it would only save passes
         return None
-    return None if found is None else Path(found)
 
 
 def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
@@ -218,10 +217,8 @@ _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.jso
 
 @contextmanager
 def _reading(source: str, part: str) -> Iterator[None]:
-    """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`.
-
-    It raises anything there, from KeyError to ZeroDivisionError, so only calls to Transformers belong inside.
-    """
+    """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`. It raises anything there, from
+    KeyError to ZeroDivisionError, so only calls to Transformers belong inside."""
     try:
         yield
     except SafetensorError as error:

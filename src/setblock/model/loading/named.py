@@ -1,5 +1,4 @@
-"""Define pretrained models that have a short name: where their files come from, and the checkpoint that is made of
-them.
+"""Define pretrained models that have a short name: where their files come from, and the checkpoint that is made of them.
 
 Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding. Imports
 nothing heavy before it makes a checkpoint, so that names are refused at once.
@@ -107,10 +106,8 @@ def is_delta(source: str) -> bool:
 
 def resolved(source: str) -> str:
     """Return the checkpoint's folder where `source` is a model's name, `bundled` among them, or a folder with a delta; else
-    `source` itself. Raise `SetBlockError` if the model's file is not on this machine.
-
-    The first use of an installed package's file makes the checkpoint, which takes some twenty seconds.
-    """
+    `source` itself. Raise `SetBlockError` if the model's file is not on this machine. The first use of an installed package's
+    file makes the checkpoint, which takes some twenty seconds."""
     if source == BUNDLED and not Path(source).is_dir():
         return str(BUNDLED_MODEL)
     return str(_checkpoint(source)) if is_named(source) or is_delta(source) else source
