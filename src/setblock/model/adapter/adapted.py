@@ -188,8 +188,8 @@ class JoinedPart(nn.Module):
 def join_adapted(model: nn.Module) -> None:
     """Put a `JoinedLinear` in the place of adapted layers that read one input."""
     replaced: dict[nn.Module, nn.Module] = {}
-    for update in [module for module in model.modules() if isinstance(module, Update)]:
-        if all(type(layer) is nn.Linear for layer in update.layers):
+    for update in model.modules():
+        if isinstance(update, Update) and all(type(layer) is nn.Linear for layer in update.layers):
             whole = JoinedLinear(update)
             replaced |= {layer: JoinedPart(whole, index) for index, layer in enumerate(update.layers)}
     for module in [*model.modules()]:

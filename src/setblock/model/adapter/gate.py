@@ -24,8 +24,7 @@ class Gate:
         """Let the adapter act on the tokens of the next passes where `tokens` [B, T] is True, or on none, until it is said
         otherwise: with activation checkpointing, the backward pass runs layers again."""
         self.is_open, self._rows = tokens is not None, slice(0, None)
-        # Of `_rows`, [N] bool; None where there are none
-        self._left_out = None if tokens is None else ~tokens.flatten()
+        self._left_out = None if tokens is None else ~tokens.flatten()  # of `_rows`, [N] bool, or None for none
         self._tokens = None if tokens is None else tokens.numel()
 
     def open(self) -> None:

@@ -104,14 +104,12 @@ class GroupedAttention:
         groups = getattr(layer, "num_key_value_heads", None) or heads
         size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
         self.of_group: int = heads // groups  # G, query heads that share a key head
-        # Whether a token is to get the same bits in each pass
-        self.is_invariant = is_invariant(model.dtype, model.device)
+        self.is_invariant = is_invariant(model.dtype, model.device)  # a token gets the same bits in each pass
         if self.is_invariant:
             sdpa_keeps_bits(model.dtype, size)
         self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA  # what replaces Transformers' `sdpa`
-        is_full = set(layer_windows(self.config).values()) == {None}
         # Whether a pass whose queries see every key needs a mask, too
-        self.needs_masks = not self.is_used or self.is_invariant or not is_full
+        self.needs_masks = not self.is_used or self.is_invariant or {*layer_windows(self.config).values()} != {None}
         repeats = self.is_used and (heads > groups or self.is_invariant)
         # With more, a mask is left as it is
         self.most_queries = _most(groups, size, must_be_invariant=self.is_invariant) if repeats else 0
