@@ -25,15 +25,7 @@ from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, adapter_facts, read_lora
 from setblock.model.attention.attention import layer_windows
-from setblock.model.loading.gguf import (
-    Metadata,
-    end_of_text_in,
-    facts_in,
-    metadata_of,
-    pretrained_arguments,
-    tokenizer_in,
-    weights_arguments,
-)
+from setblock.model.loading import gguf
 from setblock.model.loading.named import BUNDLED_MODEL, resolved
 from setblock.model.loading.source import check_source, is_gguf
 from setblock.model.probe.probe import check_stored, plan_attention
@@ -92,11 +84,11 @@ def load(
             f"model {source}: quantization {quantization} is not possible for a GGUF file, whose weights are dequantised"
         )
     config = _config_of(source, trust_remote_code)
-    metadata = metadata_of(source) if is_gguf(source) else None
+    metadata = gguf.metadata_of(source) if is_gguf(source) else None
     try:
         refuse_unsupported(config)
         vocab_size = config.get_text_config().vocab_size
-        facts = read_facts(config) if metadata is None else facts_in(metadata, source, vocab_size=vocab_size)
+        facts = read_facts(config) if metadata is None else gguf.facts_in(metadata, source, vocab_size=vocab_size)
     except SetBlockError as error:
         raise SetBlockError(f"model {source}: {error}") from error
 
@@ -122,7 +114,7 @@ def load(
     _STEPS.info("reading the weights of %s", path)
     with _reading(source, "its weights"):
         model, report = _auto_class(config).from_pretrained(
-            **weights_arguments(source),
+            **gguf.weights_arguments(source),
             dtype=dtype or "auto",
             attn_implementation=attn_implementation or usual,
             trust_remote_code=trust_remote_code,
@@ -134,7 +126,7 @@ def load(
         )
     _check_weights(source, report)
     if metadata is not None:  # Transformers reads nothing of ours
-        model.generation_config.eos_token_id = list(end_of_text_in(metadata, source)) or config.eos_token_id
+        model.generation_config.eos_token_id = list(gguf.end_of_text_in(metadata, source)) or config.eos_token_id
         if facts is not None:
             facts.write_to(model.config)
     if facts is not None and facts.noisy_adapter:
@@ -191,24 +183,25 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
     """Load the config and the tokenizer of a checkpoint. Raise `SetBlockError` if one does not exist, or is damaged."""
     source = resolved(str(path))
     check_source(source)
-    return _config_of(source, False), _tokenizer_of(source, False, metadata_of(source) if is_gguf(source) else None)
+    config = _config_of(source, False)
+    return config, _tokenizer_of(source, False, gguf.metadata_of(source) if is_gguf(source) else None)
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
     with _reading(source, "its config"):
-        return AutoConfig.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
+        return AutoConfig.from_pretrained(**gguf.pretrained_arguments(source), trust_remote_code=trust_remote_code)
 
 
-def _tokenizer_of(source: str, trust_remote_code: bool, metadata: Metadata | None) -> PreTrainedTokenizerBase:
+def _tokenizer_of(source: str, trust_remote_code: bool, metadata: gguf.Metadata | None) -> PreTrainedTokenizerBase:
     if metadata is not None:
-        return tokenizer_in(metadata, source)
+        return gguf.tokenizer_in(metadata, source)
     folder = Path(source)
     if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
         raise SetBlockError(
             f"model {source} has no tokenizer: the folder has no tokenizer.json; save the tokenizer there"
         )
     with _reading(source, "its tokenizer"):
-        return AutoTokenizer.from_pretrained(**pretrained_arguments(source), trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(**gguf.pretrained_arguments(source), trust_remote_code=trust_remote_code)
 
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
