@@ -124,7 +124,7 @@ def export(
 def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> None:
     from setblock.decoding.settings.asked import usual_block_size
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
-    from setblock.model.adapter.files import check_uno, write_adapter
+    from setblock.model.adapter.files import write_adapter
     from setblock.model.loading.loading import load_tokenizer
     from setblock.model.protocol.facts import read_facts
 
@@ -132,9 +132,7 @@ def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> No
     config, _ = load_tokenizer(model)
     facts = read_facts(config)
     try:
-        if uno:
-            check_uno(Path(model) / ADAPTER_FOLDER, facts)
-        write_adapter(Path(model) / ADAPTER_FOLDER, facts, folder)
+        write_adapter(Path(model) / ADAPTER_FOLDER, facts, folder, uno=uno)
     except SetBlockError as error:
         raise SetBlockError(f"model {model}: {error}") from error
     assert facts is not None

@@ -18,7 +18,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, quiet_peft
-from setblock.model.adapter.files import check_uno, write_adapter
+from setblock.model.adapter.files import write_adapter
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
@@ -82,7 +82,7 @@ def test_an_exported_adapter_comes_back_equal_through_peft(folder: Path) -> None
 def test_another_form_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
     facts = SBDFacts(**(vars(load(folder / "model").facts) | change))
     with pytest.raises(SetBlockError, match=message):
-        check_uno(folder / "model" / ADAPTER_FOLDER, facts)
+        write_adapter(folder / "model" / ADAPTER_FOLDER, facts, folder / "uno", uno=True)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_is_no_plain_lora_is_refused_and_not_read(folder: Path, change: str
     (trained / "adapter_config.json").write_text(json.dumps(config))
     save_file(weights, trained / "adapter_model.safetensors")
     with pytest.raises(SetBlockError, match=r"must be plain LoRA|must be LORA|q_proj with v_proj"):
-        check_uno(trained, load(folder / "model").facts)
+        write_adapter(trained, load(folder / "model").facts, folder / "uno", uno=True)
     if change != "k_proj":
         with pytest.raises(SetBlockError, match=r"must be plain LoRA|must be LORA"):
             load(folder / "base", adapter=trained)

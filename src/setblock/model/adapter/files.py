@@ -28,7 +28,7 @@ INNER, OUTER, ROW = ".lora_A.weight", ".lora_B.weight", ".token_adapter.trainabl
 _MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
 
 
-def read_lora(folder: Path, *, row: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_lora(folder: Path, *, row: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the config and the weights of a LoRA adapter of PEFT, or raise `SetBlockError` if it is not there, is broken, or
     is more than that. `row`: whether it may have a trained row of the embedding, too."""
     try:
@@ -75,35 +75,33 @@ def adapter_facts(folder: Path, *, vocab_size: int) -> SBDFacts:
     )
 
 
-def check_uno(source: Path, facts: SBDFacts | None) -> None:
-    """Raise `SetBlockError` if the adapter of a checkpoint, in the folder `source`, is not one that SGLang takes."""
-    facts = _of_block(facts)
+def write_adapter(source: Path, facts: SBDFacts | None, folder: Path, *, uno: bool = False) -> None:
+    """Write the adapter of a checkpoint, in the folder `source`, with its facts, in bfloat16. `folder` must not exist, and
+    appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, if the folder can't be written, or if
+    it must be one that SGLang takes (`uno`) and is not."""
+    if facts is None or not facts.noisy_adapter:
+        raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported alone")
     needed = {
         "training.noise uniform": facts.noise_vocab_size is not None,
         "training.block_attention causal": facts.causal_block,
         "training.logit_shift true": facts.logit_shift,
     }
-    if wrong := [name for name, holds in needed.items() if not holds]:
+    wrong = [name for name, holds in needed.items() if not holds]
+    if uno and wrong:
         raise SetBlockError(f"the adapter was not trained in UNO's form: it needs {', '.join(wrong)}")
-    layers = _layers(read_lora(source)[1])
+    config, weights = read_lora(source, row=not uno)
+    layers = {name.split(".")[-3] for name in weights if not name.endswith(ROW)}
     attention = layers & {"q_proj", "k_proj", "v_proj"}
-    if layers - _PROJECTIONS or (attention and not {"q_proj", "v_proj"} <= layers):
+    if uno and (layers - _PROJECTIONS or (attention and not {"q_proj", "v_proj"} <= layers)):
         raise SetBlockError(
             f"SGLang takes adapters of {', '.join(sorted(_PROJECTIONS))}, q_proj with v_proj, "
             f"not of {', '.join(sorted(layers))}"
         )
-
-
-def write_adapter(source: Path, facts: SBDFacts | None, folder: Path) -> None:
-    """Write the adapter of a checkpoint, in the folder `source`, with its facts, in bfloat16. `folder` must not exist, and
-    appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, or the folder can't be written."""
-    facts = _of_block(facts)
-    config, weights = read_lora(source, row=True)
     if folder.exists():
         raise SetBlockError(f"{folder} exists already: name a new folder")
     config |= {"base_model_name_or_path": None}
     if facts.noise_vocab_size is not None:  # SGLang reads no patterns
-        config["target_modules"] = sorted(_layers(weights))
+        config["target_modules"] = sorted(layers)
     with whole_folder(folder) as whole:
         whole.mkdir()
         recorded = replace(facts, calibrations=()).to_json()
@@ -112,13 +110,3 @@ def write_adapter(source: Path, facts: SBDFacts | None, folder: Path) -> None:
         rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}
         save_file(rounded, whole / WEIGHTS_NAME, metadata={"format": "pt"})
         (whole / WEIGHTS_NAME).chmod((whole / CONFIG_NAME).stat().st_mode)
-
-
-def _of_block(facts: SBDFacts | None) -> SBDFacts:
-    if facts is None or not facts.noisy_adapter:
-        raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported alone")
-    return facts
-
-
-def _layers(weights: dict[str, Tensor]) -> set[str]:
-    return {name.split(".")[-3] for name in weights if not name.endswith(ROW)}
