@@ -119,19 +119,13 @@ def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 def _document_sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: Layout | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attend as Transformers calls it: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns
     [B, T, H, D], with zeros for padding. Without the `layout` that the model was given, this is `sdpa`. Raise `SetBlockError`
     if the model does not hand on what it was given."""
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    layout: Layout | None = kwargs.pop("layout", None)
     if layout is None or attention_mask is None:
         if attention_mask is not None and attention_mask.shape[2:] != (query.shape[2], key.shape[2]):
             raise SetBlockError(
@@ -175,16 +169,10 @@ def _document_sdpa(
 
 
 def _document_flex(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    *,
-    layout: Layout | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> Any:
     """Attend by FlexAttention, whose `BlockMask` has all of a layout except where the clean half's keys are."""
+    layout: Layout | None = kwargs.pop("layout", None)
     kept = None if layout is None else layout.clean_keys
     if layout is not None and kept is not None and layout.half == "clean":
         kept[module] = key.detach(), value.detach()

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -154,19 +154,12 @@ def load(
     if plan.context is not None:
         warn(f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}")
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
-    if metadata is None and (texts := _draft_text_in(source)) is not None:
-        sbd.draft_text = draft_text_of(read_texts(texts), sbd)
+    if metadata is None:
+        with suppress(OSError):  # it has no draft text, or the hub is out of reach: it would only save passes
+            sbd.draft_text = draft_text_of(read_texts(Path(cached_file(source, DRAFT_TEXT_FILE))), sbd)
     if adapter is None:
         warn_if_untrained(source, facts)
     return sbd
-
-
-def _draft_text_in(source: str) -> Path | None:
-    """Return a checkpoint's file of texts to copy drafts from, if it has one."""
-    try:
-        return Path(cached_file(source, DRAFT_TEXT_FILE))
-    except OSError:  # it has none, or the hub is out of reach: it would only save passes
-        return None
 
 
 def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
