@@ -23,13 +23,10 @@ ADAPTER_FOLDER = "sbd_adapter"
 """Where a checkpoint keeps its adapter. Transformers looks for one next to the weights, and so loads the base model alone."""
 
 
-def gated(model: nn.Module) -> Gate:
-    """Have the LoRA layers that PEFT put into a model act by a gate, which this returns.
-
-    PEFT's layers are switched off, and hooks add their updates to what their base layers give. A pass through a closed gate is
-    the base model's own. Of the mask token, the trained embedding is put in; the head stays the base model's. Raise
-    `SetBlockError` if one of them changes a weight for all tokens at once, as PEFT's do in experts.
-    """
+def gated(model: nn.Module) -> None:
+    """Have the LoRA layers that PEFT put into a model act by a gate. PEFT's layers are switched off, and hooks add their
+    updates to what their base layers give. Of the mask token, the trained embedding is put in; the head stays the base model's.
+    Raise `SetBlockError` if one of them changes a weight for all tokens at once, as PEFT's do in experts."""
     from peft.tuners.lora import LoraLayer, ParamWrapper
     from peft.utils import TrainableTokensWrapper
 
@@ -47,7 +44,6 @@ def gated(model: nn.Module) -> Gate:
                 )
             switch_off(layer)
             layer.get_base_layer().register_forward_hook(partial(_updated, layer, gate))
-    return gate
 
 
 def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:

@@ -38,11 +38,10 @@ class Gate:
         and after the last of these costs nothing."""
         self.set(tokens)
         if by_rows:
-            assert self._left_out is not None
             places = tokens.flatten().nonzero()
             self._rows = slice(int(places[0]), int(places[-1]) + 1)
             has_gaps = len(places) < self._rows.stop - self._rows.start
-            self._left_out = self._left_out[self._rows] if has_gaps else None
+            self._left_out = ~tokens.flatten()[self._rows] if has_gaps else None
         try:
             yield
         finally:

