@@ -47,11 +47,8 @@ def grouped_sdpa(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend as Transformers asks: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or [B, 1, G Q, K], or
-    None where each query sees every key. Returns [B, Q, H, D].
-
-    Transformers' `sdpa` is left what is not plain masked attention, and so many queries that their masks outweigh the keys
-    (`_most`).
-    """
+    None where each query sees every key. Returns [B, Q, H, D]. Transformers' `sdpa` is left what is not plain masked attention,
+    and so many queries that their masks outweigh the keys (`_most`)."""
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
     of_group = heads // groups  # G
     # Arguments by which Transformers' `sdpa` does something else
@@ -73,15 +70,12 @@ def grouped_sdpa(
     together, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
     if mask is not None and mask.shape[2] < of_group * queries:
         mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
-    attend = invariant_attention if must_be_invariant else _sdpa
-    attended = attend(together, key, value, mask, scale=scaling)  # [B, H', G Q, D]
+    if must_be_invariant:
+        attended = invariant_attention(together, key, value, mask, scale=scaling)  # [B, H', G Q, D]
+    else:
+        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
+        attended = torch.nn.functional.scaled_dot_product_attention(together, key, value, attn_mask=mask, scale=scaling)
     return attended.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
-
-
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None) -> Tensor:
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(query.dtype)
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
 
 
 LEAST_ROWS = 2

@@ -82,12 +82,10 @@ def _attention_in_order(query: Tensor, key: Tensor, value: Tensor, bias: Tensor,
 
 
 def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
-    """Return whether SDPA gives a query of D = `size` the same bits in every call of whole rows and chunks, on this CPU.
-
-    Tries it once, which takes some milliseconds: queries that see 1, 2, ... chunks of keys, each alone with the keys that it
-    sees and all together. The numbers are such that sums cancel out, and what is left of them is their rounding: in half of
-    the heads the scores, q k^T, and in the others the sum of the values.
-    """
+    """Return whether SDPA gives a query of D = `size` the same bits in every call of whole rows and chunks, on this CPU. Tries
+    it once, which takes some milliseconds: queries that see 1, 2, ... chunks of keys, each alone with the keys that it sees and
+    all together. The numbers are such that sums cancel out, and what is left of them is their rounding: in half of the heads
+    the scores, q k^T, and in the others the sum of the values."""
     if (dtype, size) not in _KEEPS_BITS:
         numbers, most = torch.Generator().manual_seed(0), 11  # chunks: SDPA goes through 512 keys at a time
         keys, rows = most * CHUNK, most * ROWS

@@ -21,12 +21,9 @@ _RESERVED = re.compile(
 
 
 def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Give the model a mask token and return its id.
-
-    Takes the tokenizer's own mask token, else the first reserved token that nothing uses, else appends `<|mask|>`. The
-    rows of a reserved or appended token start from the mean of all rows: in the middle of what the model knows, rather
-    than at the noise that ids never trained are left with.
-    """
+    """Give the model a mask token and return its id: the tokenizer's own, else the first reserved token that nothing uses, else
+    `<|mask|>`, appended. The rows of a reserved or appended token start from the mean of all rows: in the middle of what the
+    model knows, rather than at the noise that ids never trained are left with."""
     own: int | None = tokenizer.mask_token_id
     mask_token_id = reserved_id(tokenizer, in_use=_special_ids(model)) if own is None else own
     if mask_token_id is None:
