@@ -21,7 +21,7 @@ def save_tiny(config: PretrainedConfig, folder: Path, *, lower: bool) -> None:
     """Save a tiny random model of a config, with a tokenizer."""
     with torch.device("meta"):
         whole = auto_class(config).from_config(copy.deepcopy(config), dtype=torch.float32)
-    small = small_copy(type(whole), whole.config)
+    small = small_copy(whole)
     if lower and (found := thresholds_of(whole.config, small)):
         small = with_low(small, found, value=LOW)
         run_text(small)

@@ -150,28 +150,27 @@ def _step(
 ) -> None:
     """Feed each of `rows` from its start to its end, the last of it as a block."""
     device = expected.rows[0].device
-    index = torch.tensor(list(rows), device=device)
-    start, end, block = (torch.tensor(each, device=device)[index, None] for each in (starts, ends, blocks))  # [A, 1]
-    columns = torch.arange(max(ends[row] - starts[row] for row in rows), device=device)  # [Q]
+    spans = [Span(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows]
+    start, end, block_start = torch.tensor([span[:3] for span in spans], device=device).T[..., None]  # [A, 1]
+    columns = torch.arange(max(span.tokens for span in spans), device=device)  # [Q]
     positions = start + columns  # [A, Q]
     is_real = positions < end
     safe = positions.masked_fill(~is_real, 0)
     feed = Feed(
         plan=PassPlan(
-            rows=index,
+            rows=torch.tensor(list(rows), device=device),
             batch=BATCH,
             ends=end[:, 0],
-            is_prefill=torch.zeros_like(index, dtype=torch.bool),
-            queries=positions.shape[1],
-            width=positions.shape[1],
+            queries=len(columns),
+            width=len(columns),
             visible=int(end.max()),
             is_full=bool(is_real.all()),
-            sees_all=len(rows) == 1 and ends[rows[0]] - starts[rows[0]] == max(1, blocks[rows[0]]),
-            spans=[Span(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows],
+            sees_all=len(spans) == 1 and spans[0].is_alike,
+            spans=spans,
         ),
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
         positions=safe,
-        block_start=(end - block)[:, 0],
+        block_start=block_start[:, 0],
         is_real=is_real,
         outputs=columns.expand_as(positions),
         wanted=is_real,
@@ -180,8 +179,8 @@ def _step(
     found = runner.logits(feed)
     logits = found if found.dim() == 2 else found[is_real]
     wanted = [
-        torch.cat([expected.causal[row][starts[row] : ends[row] - blocks[row]], expected.block[row][: blocks[row]]])
-        for row in rows
+        torch.cat([expected.causal[row][span.start : span.block_start], expected.block[row][: span.in_block]])
+        for row, span in zip(rows, spans, strict=True)
     ]
     _compare(logits, torch.cat(wanted), f"it gives other logits {where}")
 

@@ -7,6 +7,7 @@ past every threshold that the config names, and is compared with Transformers' o
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -34,6 +35,9 @@ _FOUND: Final[dict[tuple[object, ...], AttentionPlan]] = {}
 """Plans that this process found, by everything that they depend on."""
 _ORIGIN = frozenset({"_name_or_path", "architectures", "setblock", "transformers_version"})
 """What a config says of where its model comes from. No pass depends on it, and a copy in another folder has the same plan."""
+_SAME = 1e-3  # relative, of float32 logits
+_STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
+_PAGE = 4  # tokens
 
 
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
@@ -47,23 +51,20 @@ def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) 
     if plan is None:
         own = model.config.get_text_config()._attn_implementation
         config = {name: value for name, value in model.config.to_dict().items() if name not in _ORIGIN}
-        key = (type(model), str(config), own, *alternatives, _device_of(model).type)
-        plan = _FOUND.get(key) or _found_plan(model, alternatives)
+        # A small copy needs no more than the shapes of weights that are not here
+        device = torch.device("cpu") if model.device.type == "meta" else model.device
+        key = (type(model), str(config), own, *alternatives, device.type)
+        plan = _FOUND.get(key) or _found_plan(model, alternatives, device)
         _FOUND[key] = plan
         set_plan(model, plan)
     return plan
-
-
-def _device_of(model: PreTrainedModel) -> torch.device:
-    """Return where a small copy is tried. Of weights that are not here, shapes are all that it needs."""
-    return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 @torch.inference_mode()
 def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None], how: str) -> None:
     """Raise `SetBlockError` if a small copy no longer computes what it did once `store` has changed how its weights are stored,
     or if `store` refuses it. `how` says what `store` does, for the message."""
-    small = small_copy(type(model), model.config, device=model.device)
+    small = small_copy(model, device=model.device)
     wanted = run_text(small)
     store(small)
     try:
@@ -74,14 +75,10 @@ def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None
         raise SetBlockError(f"{model.config.model_type} can't be {how}: {error}") from error
 
 
-_SAME = 1e-3  # relative, of float32 logits
-_STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
-
-
 @torch.inference_mode()
-def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> AttentionPlan:
+def _found_plan(model: PreTrainedModel, alternatives: Sequence[str], device: torch.device) -> AttentionPlan:
     try:
-        small = small_copy(type(model), model.config, device=_device_of(model))
+        small = small_copy(model, device=device)
     except SetBlockError as error:
         raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
     thresholds = thresholds_of(model.config, small)
@@ -94,10 +91,8 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str]) -> Attentio
             plans.append(_tried(low, implementation, own))
         except DisagreementError as error:
             reasons.append(error)
-            try:
+            with suppress(DisagreementError):
                 plans.append(_limited(small, thresholds, implementation, own, error))
-            except DisagreementError as limited:
-                reasons.append(limited)
         if plans and plans[-1].context is None and plans[-1].untrainable is None:
             break
     if not plans:
@@ -144,9 +139,6 @@ def _packed(model: PreTrainedModel) -> Runner:
     rows = [range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))]  # in no order
     runner.place(rows, range(BATCH))
     return runner
-
-
-_PAGE = 4  # tokens
 
 
 def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: Callable[[], None]) -> AttentionPlan:

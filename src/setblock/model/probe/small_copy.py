@@ -6,10 +6,9 @@ Knows configs. Knows nothing of families: the value of a number, and whether wei
 import copy
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -17,12 +16,9 @@ from transformers.utils import logging
 
 from setblock.errors import SetBlockError
 
-VOCABULARY = 64
-"""Tokens of a small copy. The first is every special token at once, and is no text."""
-LONGEST = 32
-"""Tokens that a small copy can always be given."""
-SMALL_THRESHOLD = 12
-"""Tokens that a threshold of the config is lowered to, so that a longer text crosses it."""
+VOCABULARY = 64  # tokens of a small copy. The first is every special token at once, and is no text
+LONGEST = 32  # tokens that a small copy can always be given
+SMALL_THRESHOLD = 12  # tokens that a threshold of the config is lowered to, so that a longer text crosses it
 
 _WAYS = ((16, True), (8, True), (4, True), (16, False), (8, False), (2, True), (1, True), (1, False))
 """By what widths are divided, and whether layers are left out. The first that gives a model which runs is taken."""
@@ -37,26 +33,23 @@ _NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate|dim|rank")  #
 _CONTEXT = ("max_position_embeddings", "n_positions")
 
 
-@dataclass(frozen=True)
-class Threshold:
+class Threshold(NamedTuple):
     """Describe a number of tokens in a config, past which a model may do something else."""
 
     name: str  # its key
     value: int  # what it is; the least where the config has several of that name
 
 
-def small_copy(
-    kind: type[PreTrainedModel], config: PretrainedConfig, *, device: torch.device | str = "cpu"
-) -> PreTrainedModel:
-    """Return a small float32 model of a class, with the structure of a config, and weights with which tokens look at each
-    other. Raise `SetBlockError` if none can be made that runs."""
+def small_copy(model: PreTrainedModel, *, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """Return a small float32 copy of a model: its class, the structure of its config, and weights with which tokens look at
+    each other. Raise `SetBlockError` if none can be made that runs."""
     reason = ""
-    widest = max(1, getattr(config.get_text_config(), "hidden_size", _NARROWEST) // _NARROWEST)
+    widest = max(1, getattr(model.config.get_text_config(), "hidden_size", _NARROWEST) // _NARROWEST)
     for factor, cut in _WAYS:
         if factor > widest:
             continue
         try:
-            small = _made(kind, _small_config(config, factor=factor, cut=cut)).to(device)
+            small = _made(type(model), _small_config(model.config, factor=factor, cut=cut)).to(device)
             run_text(small)
             return small
         except Exception as error:  # of Transformers, for a config that fits together no longer
@@ -70,7 +63,12 @@ def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Thre
     for holder, name in _numbers(vars(config.get_text_config())):
         if holder[name] > SMALL_THRESHOLD and name not in _CONTEXT and not _NO_THRESHOLD.search(name):
             least[name] = min(holder[name], least.get(name, holder[name]))
-    return [each for each in starmap(Threshold, least.items()) if _runs(small, each)]
+    found = []
+    for each in starmap(Threshold, least.items()):
+        with suppress(Exception):  # of Transformers: what shapes weights, or has to fit others, is no threshold
+            run_text(with_low(small, [each]))
+            found.append(each)
+    return found
 
 
 def with_low(
@@ -87,12 +85,17 @@ def with_low(
 
 
 def _made(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
-    with _quiet(), torch.random.fork_rng(devices=[]):
-        with torch.device("meta"):
-            weights = sum(each.numel() for each in kind(copy.deepcopy(config)).parameters())
-        if weights > _MOST_WEIGHTS:
-            raise ValueError(f"{weights:,} weights are too many")
-        model = kind(config).float().eval()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # warnings would be about the copy's config
+    try:
+        with torch.random.fork_rng(devices=[]):
+            with torch.device("meta"):
+                weights = sum(each.numel() for each in kind(copy.deepcopy(config)).parameters())
+            if weights > _MOST_WEIGHTS:
+                raise ValueError(f"{weights:,} weights are too many")
+            model = kind(config).float().eval()
+    finally:
+        logging.set_verbosity(level)
     _draw_weights(model)
     return model
 
@@ -105,9 +108,6 @@ def _draw_weights(model: PreTrainedModel) -> None:
         if weight.ndim > 1:
             scale = 1.5 / min(weight.shape[-2:]) ** 0.5
             weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
-
-
-# Configs
 
 
 def _small_config(config: PretrainedConfig, *, factor: int, cut: bool) -> PretrainedConfig:
@@ -182,30 +182,9 @@ def _numbers(values: dict[Any, Any]) -> Iterator[tuple[dict[str, int], str]]:
             yield values, name
 
 
-def _runs(small: PreTrainedModel, threshold: Threshold) -> bool:
-    """Return whether the small copy runs with a threshold lowered. A number that shapes weights, or has to
-    fit others, is no threshold."""
-    try:
-        run_text(with_low(small, [threshold]))
-    except Exception:  # of Transformers, as above
-        return False
-    return True
-
-
 @torch.no_grad()
 def run_text(small: PreTrainedModel) -> torch.Tensor:
     """Return the logits [T, V] of a small copy for a text as long as it can be."""
     text = torch.arange(LONGEST, device=small.device)[None] % (VOCABULARY - 1) + 1
     logits: torch.Tensor = small(input_ids=text, use_cache=False).logits[0].float()
     return logits
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Transformers' warnings, which would be about the copy's config."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
