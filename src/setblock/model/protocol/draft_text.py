@@ -20,12 +20,8 @@ from setblock.errors import SetBlockError
 if TYPE_CHECKING:
     from setblock.model.protocol.runtime import LanguageModel
 
-DRAFT_TEXT_FILE = "draft_text.jsonl"
-"""Name of such texts in a checkpoint."""
-
-LONGEST_MATCH = 4
-"""Tokens. Of two earlier places that match this many or more, neither is the better one."""
-
+DRAFT_TEXT_FILE = "draft_text.jsonl"  # name of such texts in a checkpoint
+LONGEST_MATCH = 4  # tokens. Of two earlier places that match this many or more, neither is the better one
 _MULTIPLIER = 6364136223846793005  # of a hash modulo 2^64; two runs with one hash would only make a wrong draft
 
 

@@ -116,8 +116,7 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
     """Return what `SBDFacts.to_json` wrote, or raise `SetBlockError`, which says `where` it is, if it is not valid."""
     if not isinstance(recorded, dict):
         raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
-    version = recorded.get("version")
-    if version != FORMAT_VERSION:
+    if (version := recorded.get("version")) != FORMAT_VERSION:
         raise SetBlockError(
             f"{where}: {CONFIG_KEY}.version is {version!r}, this release reads {FORMAT_VERSION}: install a newer "
             "release of setblock"

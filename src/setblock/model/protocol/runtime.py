@@ -36,8 +36,7 @@ class Span(NamedTuple):
     is_cut: bool = False  # whether a part of the prompt is left for later passes
     stop_end: int = 0  # where the answer would end if this draft is right
     kinds: tuple[int, ...] = ()  # of the drafted tokens behind the first, where drafts vary in length
-    # The certain token at `start` and those drafted behind it, where drafts vary in length
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()  # the certain token at `start` and the drafted ones, where drafts vary in length
     copied: int = 0  # the kind that the second token of a copy would be of, if there is one; a smaller number if not
     fed_size: int = -1  # tokens of the new block to feed; -1 where nobody has decided
     branches: int = -1  # how many branches are fed, at the draft's first places; -1 where nobody has decided
@@ -74,21 +73,17 @@ class PassPlan:
     queries: int  # Q, the most tokens of a row, branches left out
     width: int  # w, places of each row's block whose outputs are wanted: 1 where none is fed a block
     visible: int  # the position past the last in the cache that any row attends to
-    # [A] bool, rows that are fed a part of their prompt, or what was evicted; None where no row is
-    is_prefill: Tensor | None = None
+    is_prefill: Tensor | None = None  # [A] bool, rows fed part of a prompt, or what was evicted; None where none is
     checked: int = 0  # outputs of each row at which drafts are checked
     branches: int = 0  # n, the most branches of a row
     branch_size: int = 0  # c, tokens of a branch
     is_fixed: bool = False  # whether sizes are of the few that a compiled model is made for, at the price of padding
-    # Whether what is committed is fed with the block behind it; otherwise the commit is a separate pass
-    fuses_commit: bool = True
+    fuses_commit: bool = True  # whether what is committed is fed with the block behind it, not in a separate pass
     causal_block: bool = False  # whether a token of a block sees no later one of it
-    # Whether a row may be fed any number of the tokens that it is due, as vLLM's budget has it
-    may_be_cut: bool = False
+    may_be_cut: bool = False  # whether a row may be fed any number of the tokens it is due, as vLLM's budget has it
     is_full: bool = False  # whether the pass surely has no padding
     sees_all: bool = False  # whether, besides, each token surely sees all that is visible
-    # [A] of each row, for the host; None where only the device knows them, or sizes are fixed, since code is compiled for the
-    # values of numbers
+    # [A], for the host; None where only the device knows them, or sizes are fixed: code is compiled for the values of numbers
     spans: Sequence[Span] | None = None
 
     @property
@@ -127,16 +122,13 @@ class Feed:
     plan: PassPlan  # its sizes and its rows
     tokens: Tensor  # [A, Q] int64, mask tokens included. Anything where not real
     positions: Tensor  # [A, Q] int64; 0 where not real
-    # [A] int64, the position from which on tokens are of the future block; those before it run causally
-    block_start: Tensor
+    block_start: Tensor  # [A] int64, from this position on tokens are of the future block; those before it run causally
     is_real: Tensor  # [A, Q] bool; the rest is padding
-    # [A, m] int64, the columns of Q whose outputs are wanted: those of w places of the row's block, then those that check a
-    # draft
+    # [A, m] int64, the columns of Q whose outputs are wanted: of w places of the row's block, then those that check a draft
     outputs: Tensor
     wanted: Tensor  # [A, m] bool, where they are; elsewhere anything may be given
     targets: Tensor  # [A, m] int64, the positions whose tokens the outputs predict
-    # [A, n] int64, the position of the first token of each branch; None where the pass has none
-    branch_starts: Tensor | None = None
+    branch_starts: Tensor | None = None  # [A, n] int64, the position of each branch's first token; None without any
 
     @property
     def in_block(self) -> Tensor:
@@ -174,9 +166,8 @@ class Feed:
         plan, first = self.plan, self.slots.clone()
         last, size = first.clone(), plan.branch_size
         place = torch.arange(plan.branched, device=first.device) % size
-        tokens = (
-            self.is_real[:, plan.queries :].reshape(-1, plan.branches, size).sum(dim=2).repeat_interleave(size, dim=1)
-        )
+        of_branches = self.is_real[:, plan.queries :].reshape(-1, plan.branches, size)
+        tokens = of_branches.sum(dim=2).repeat_interleave(size, dim=1)
         first[:, plan.queries :] -= place
         last[:, plan.queries :] += tokens.clamp(max=1) if plan.causal_block else tokens - place
         return first, last
@@ -211,8 +202,7 @@ class Runner(Protocol):
     before the end of what was committed, so it writes over what a block has left there.
     """
 
-    # Whether a row may be fed tokens causally and a future block behind them in one pass. Where not, each commit is a
-    # separate pass
+    # Whether a row may be fed tokens causally and a future block behind them in one pass; if not, commits are separate passes
     fuses_commit: bool = True
     pads: bool = False  # whether a pass computes as many tokens for each row, padding included
     branched: int = 0  # how many tokens a row may be fed in branches; 0 where they can't be run
@@ -243,8 +233,7 @@ class LanguageModel(Protocol):
     """Define a model that decoding can drive."""
 
     tokenizer: PreTrainedTokenizerBase
-    # What its training fixed; None where it was never trained for blocks. It then decodes by `ntp`, and by `exact` with
-    # copied drafts
+    # What its training fixed; None where it was never trained for blocks: it decodes by `ntp`, or `exact` with copied drafts
     facts: SBDFacts | None
     end_of_text_ids: tuple[int, ...]  # ids that end an answer
     draft_text: DraftText | None  # what method `exact` copies drafts from, besides each request's own text, if anything
