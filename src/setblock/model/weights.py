@@ -56,8 +56,7 @@ def four_bits() -> BitsAndBytesConfig:
     )
 
 
-_MOST_TOKENS = 32
-"""Tokens of a product at most, where a token's bits depend on how many there are. Up to so many they don't."""
+_MOST_TOKENS = 32  # of a product, where a token's bits depend on how many there are: up to so many they don't
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
@@ -67,9 +66,11 @@ def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 @cache
-def _bits_vary(dtype: torch.dtype) -> bool:
-    """Return whether a token gets other bits in a product of many tokens than in one of few, on this CPU. With AMX it does:
-    oneDNN then sums in another order. Tries it, which takes a few milliseconds."""
+def _bits_vary(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a token must get the same bits in all passes (`is_invariant`), and gets others in a product of many tokens
+    than in one of few. With AMX it does: oneDNN then sums in another order. Tries it, which takes a few milliseconds."""
+    if not is_invariant(dtype, device):
+        return False
     numbers = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         hidden, weight = (torch.randn(n, 1024, generator=numbers).to(dtype) for n in (4 * _MOST_TOKENS, 2048))
@@ -81,11 +82,7 @@ def product_in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Ten
     """Return a product with `hidden` [..., D], of so few tokens at a time that each gets the same bits in all passes. In
     training, and in compiled passes, it is one product."""
     tokens, is_whole = hidden.shape[:-1].numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
-    if (
-        is_whole
-        or tokens <= _MOST_TOKENS
-        or not (is_invariant(hidden.dtype, hidden.device) and _bits_vary(hidden.dtype))
-    ):
+    if is_whole or tokens <= _MOST_TOKENS or not _bits_vary(hidden.dtype, hidden.device):
         return product(hidden)
     parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // _MOST_TOKENS))  # alike: one token has another kernel
     return torch.cat([product(each) for each in parts]).view(*hidden.shape[:-1], -1)
@@ -96,17 +93,14 @@ def keep_bits(model: PreTrainedModel) -> None:
 
     Products that are in no such layer, as of experts that are kept in one tensor, stay as they are.
     """
-    if is_invariant(model.dtype, model.device) and _bits_vary(model.dtype):
+    if _bits_vary(model.dtype, model.device):
         for module in model.modules():
             if isinstance(module, (nn.Linear, Conv1D, PrepackedLinear)) and "forward" not in vars(module):
                 vars(module)["forward"] = partial(product_in_parts, module.forward)
 
 
-_EXPECTED_TOKENS = 32
-"""oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16."""
-
-_WEIGHTS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-"""The weights of all prepacked layers. Each lives as long as its layer."""
+_EXPECTED_TOKENS = 32  # oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16
+_WEIGHTS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of all prepacked layers, each as long as its layer
 _NUMBERS = itertools.count()
 
 _OPERATORS: Any = torch.library.Library("setblock", "DEF")  # type: ignore[no-untyped-call]
@@ -158,8 +152,7 @@ class PrepackedLinear(nn.Module):
         destination[f"{prefix}weight"] = self.weight.to_dense()
 
 
-_MOST_LEFT = 0.5
-"""The share of a model's matrices that no linear layer has, from which on prepacking gains little."""
+_MOST_LEFT = 0.5  # the share of a model's matrices that no linear layer has, from which on prepacking gains little
 
 
 def prepack(model: PreTrainedModel) -> None:
