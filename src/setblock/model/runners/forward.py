@@ -2,8 +2,7 @@
 batch whose rows stay together (`PaddedRunner`), compiled where shapes are few.
 
 Knows how to call and to compile a model, how a feed becomes its arguments, and where keys and values are written: one slot for
-each position of each row. A block's noisy entries are in the slots of its positions. The commit pass writes the exact entries
-over them, so a noisy entry never outlives its block.
+each position of each row. The commit pass writes the exact entries over a block's noisy ones.
 """
 
 import inspect
@@ -28,7 +27,6 @@ from setblock.model.weights import keep_bits
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
 of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few rows more cost nothing."""
-
 
 Take = Callable[[Tensor], Tensor]
 """Receives hidden states [M, D] on their way into the head, and returns those that the head is to map."""
@@ -121,8 +119,7 @@ def logits_at(
     return logits[:wanted]
 
 
-_MOST_SHAPES = 64
-"""Shapes that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so."""
+_MOST_SHAPES = 64  # that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so
 
 
 def _limits() -> dict[str, Any]:
@@ -137,7 +134,6 @@ class CompiledModel:
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
         self._backend, self._functions = backend, dict[Function, Function]()
-        # What to call in the model's stead
         self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
 
     def function(self, function: Function, /) -> Function:
@@ -234,11 +230,8 @@ class PaddedRunner(Runner):
 
 
 class SlotCache(Cache):
-    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s.
-
-    Before each forward pass `write_to` says which rows and positions its tokens are; the pass then gets, in every layer,
-    the first `visible` slots of those rows. What a token may see of them is the attention mask's business.
-    """
+    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s. What a token
+    may see of them is the attention mask's business."""
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
         # One slot more, where padding is written
@@ -247,12 +240,12 @@ class SlotCache(Cache):
         self._everyone: Tensor | None = None
 
     def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
-        """Set where the next forward pass writes.
+        """Set where the next forward pass writes, and what it gets in every layer.
 
         Args:
             rows: [A] rows that take part; None for all of them.
             slots: [A, Q] slot of each token; a padding token's is `capacity`, which is never read.
-            visible: how many slots, from the first on, the pass reads.
+            visible: how many slots of these rows, from the first on, it gets.
         """
         if self._everyone is None:
             self._everyone = torch.arange(self.batch, device=slots.device)

@@ -123,9 +123,7 @@ def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -
     return best[-1][1]
 
 
-_OF_KEYS = 16
-"""Queries that cost as much as it does to take a key and its value from the cache."""
-
+_OF_KEYS = 16  # queries that cost as much as it does to take a key and its value from the cache
 ON_CPU, ON_GPU = 5_000, 1 << 15
 """What one more rectangle costs: calls that take their time however little they do, in which a GPU computes more pairs."""
 
@@ -133,9 +131,7 @@ ON_CPU, ON_GPU = 5_000, 1 << 15
 class PagedCache(Cache):
     """Hold a preallocated cache [slots + 2, H, 1, D] for each layer. One slot more is never written and stays zero: it
     is read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
-
-    Before each forward pass `write_to` says in which slots its tokens go; the pass then gets, in every layer, the whole cache.
-    """
+    A pass gets the whole cache in every layer."""
 
     def __init__(self, *, layers: int, slots: int) -> None:
         super().__init__(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in range(layers)])
