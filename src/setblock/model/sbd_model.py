@@ -274,8 +274,7 @@ def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     generation = getattr(model, "generation_config", None)
-    config = model.config.get_text_config()
-    for ids in (*(getattr(each, "eos_token_id", None) for each in (generation, config)), tokenizer.eos_token_id):
-        if ids is not None:
+    for each in (generation, model.config.get_text_config(), tokenizer):
+        if (ids := getattr(each, "eos_token_id", None)) is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()

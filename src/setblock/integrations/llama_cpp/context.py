@@ -7,7 +7,7 @@ cells of one of them, its own. Knows nothing of rows, requests or blocks.
 import ctypes
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ _GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "
 _PADDING = 256  # cells; llama.cpp rounds up to it
 
 
-@dataclass(frozen=True)
-class Fed:
+class Fed(NamedTuple):
     """Describe a token of a pass."""
 
     token_id: int

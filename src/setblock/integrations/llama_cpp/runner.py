@@ -24,12 +24,8 @@ from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.context import Context, Fed
 from setblock.model.protocol.runtime import Feed, PagedRunner
 
-_Placed = tuple[tuple[int, int], Fed]
-"""A token, and its place in the feed: row and column."""
-
-
-MOST_HELPERS = 32
-"""Of a row; more tokens than that are never committed with a block."""
+_Placed = tuple[tuple[int, int], Fed]  # a token's place in the feed, row and column, and the token
+MOST_HELPERS = 32  # of a row; more tokens than that are never committed with a block
 
 
 class LlamaRunner(PagedRunner):

@@ -89,8 +89,7 @@ class SetBlockLM(HFLM):
         """
         if settings is not None and decoding:
             raise ParameterError(f"{min(decoding)} must be left out when settings are given, which include it")
-        # Of a request whose task says nothing
-        self.settings = settings_from(decoding) if settings is None else settings
+        self.settings = settings or settings_from(decoding)  # of a request whose task says nothing
         size = _batch_size(batch_size)
         if not isinstance(pretrained, SBDModel):
             pretrained = load(
