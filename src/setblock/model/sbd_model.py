@@ -105,8 +105,7 @@ class SBDModel:
         The output is the same up to floating-point rounding.
 
         Raises:
-            SetBlockError: the model is not on a CPU, is quantised or was compiled before, or has weights that cannot be
-                prepacked here.
+            SetBlockError: the model is not on a CPU, is quantised, was compiled, or has weights that cannot be prepacked here.
         """
         if self.quantization is not None:
             raise SetBlockError(f"{self.quantization} weights can't be prepacked: leave out one of the two")

@@ -160,8 +160,7 @@ def prepack(model: PreTrainedModel) -> None:
     or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
 
     One layer at a time, so that little more memory is needed than before; a head that was tied to the embeddings gets a weight
-    that is not shared. What is no `nn.Linear` stays as it is: GPT-2's `Conv1D`, experts that are kept in one tensor. Warns
-    where that is most of the model.
+    that is not shared. What is no `nn.Linear` stays: GPT-2's `Conv1D`, experts in one tensor. Warns where that is most of it.
     """
     if model.device.type != "cpu":
         raise SetBlockError(

@@ -64,8 +64,7 @@ class LlamaRunner(PagedRunner):
                 self._rows[each] = self._free.pop()
 
     def logits(self, feed: Feed) -> Tensor:
-        """Run one pass over what is causal only, and one over blocks and what is committed with them; more if they are
-        large."""
+        """Run one pass over what is causal only, and one over blocks and what is committed with them; more if large."""
         # 1. What each row is fed, and how
         causal: list[_Placed] = []
         blocks: list[list[_Placed]] = []  # of each row
@@ -101,8 +100,7 @@ class LlamaRunner(PagedRunner):
         return torch.cat(found)[[number[at] for at in outputs]]
 
     def _sequences(self, row: int, start: int, *, commits: int, block: int) -> list[list[int]]:
-        """Return the sequences of each token that a row is fed from `start` on: `commits` causal ones and a block
-        behind them."""
+        """Return the sequences of each token that a row is fed from `start` on: `commits` causal ones and a block behind."""
         alone = [[row]] * (commits + block)
         is_fused = bool(commits and block) and self.fuses_commit
         if not is_fused or commits >= self._width or commits + block > self.context.most_tokens:

@@ -31,8 +31,7 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
 def request_settings(
     base: DecodingSettings, generation: Mapping[str, Any], *, default_max_gen_toks: int
 ) -> DecodingSettings:
-    """Return the settings of a request: those of `base`, except what its task or the user gives in generation
-    arguments.
+    """Return the settings of a request: those of `base`, except what its task or the user gives in generation arguments.
 
     `until` ends the answer, as do the stop strings of `base`. Without `do_sample` or a temperature it is greedy, as with
     any model of the harness; with `do_sample` alone the temperature is 1. Raise `ParameterError` if an argument is not

@@ -108,12 +108,11 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
             places.append((number, causal, expected.causal[document][:start], "in a document of a packed row"))
             places.append((number, block, expected.block[document], "in a noisy block"))
             at, behind = at + start, behind + _BLOCK
-        rows.append(
-            RowRuns(
-                (*(Run(_START[document], place) for place, document in enumerate(row)), *_padding(clean - at)),
-                (*(Run(_BLOCK, place, _START[d]) for place, d in enumerate(row)), *_padding(length - behind)),
-            )
-        )
+        clean_runs = [Run(_START[document], place) for place, document in enumerate(row)]
+        noisy_runs = [Run(_BLOCK, place, _START[document]) for place, document in enumerate(row)]
+        clean_runs += [Run(clean - at, None)] * (at < clean)
+        noisy_runs += [Run(length - behind, None)] * (behind < length)
+        rows.append(RowRuns((*clean_runs,), (*noisy_runs,)))
 
     def mask_mod_for(window: int | None) -> MaskMod:
         return train_mask(
@@ -133,10 +132,6 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
     for number, here, wanted, where in places:
         found = logits.view(2, length, -1)[number, here]
         _compare(found, wanted, f"under the training mask, it gives other logits {where}")
-
-
-def _padding(length: int) -> list[Run]:
-    return [Run(length, None)] if length else []
 
 
 def _step(

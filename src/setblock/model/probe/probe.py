@@ -1,5 +1,4 @@
-"""Find how a model's attention must be called so that all its logits are right, by trying it on a small copy of the
-model.
+"""Find how a model's attention must be called so that all its logits are right, by trying it on a small copy.
 
 A list of supported architectures would be out of date with every release of Transformers; a model that silently ignores a mask
 or a position would decode to nonsense. So each way to call it, the fastest first, runs the passes of decoding and of training

@@ -1,7 +1,6 @@
 """Hold texts that a model may write again, such as its earlier answers, and find what followed a few tokens in them.
 
-Knows texts and token ids. Knows nothing of how drafts are made of them. Shapes: M tokens in all, U different runs of tokens, B
-rows.
+Knows texts and token ids. Knows nothing of how drafts are made of them. Shapes: M tokens in all, U different runs, B rows.
 """
 
 import gzip

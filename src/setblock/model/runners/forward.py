@@ -36,8 +36,7 @@ class SelectOutputs:
     """Hook the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
     logits come out as [1, M, V]. Without an index it changes nothing. With `take`, the head sees what that returns of them.
 
-    A hook, and not a matrix product of our own, because whatever the model does after its head (soft-capping, scaling) must
-    still happen.
+    A hook, not a matrix product of our own: whatever the model does after its head (soft-capping, scaling) must still happen.
     """
 
     index: Tensor | None = None
@@ -230,8 +229,7 @@ class PaddedRunner(Runner):
 
 
 class SlotCache(Cache):
-    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s. What a token
-    may see of them is the attention mask's business."""
+    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s."""
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
         # One slot more, where padding is written

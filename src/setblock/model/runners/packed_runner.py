@@ -129,9 +129,8 @@ ON_CPU, ON_GPU = 5_000, 1 << 15
 
 
 class PagedCache(Cache):
-    """Hold a preallocated cache [slots + 2, H, 1, D] for each layer. One slot more is never written and stays zero: it
-    is read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there.
-    A pass gets the whole cache in every layer."""
+    """Hold a preallocated cache [slots + 2, H, 1, D] for each layer, all of which a pass gets. One slot more stays zero: it is
+    read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there."""
 
     def __init__(self, *, layers: int, slots: int) -> None:
         super().__init__(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in range(layers)])
