@@ -28,14 +28,14 @@ class DraftText(NamedTuple):
     """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens."""
 
     token_ids: Tensor  # [M] int64, the texts one after the other, each with an id that ends it
-    keys: tuple[Tensor, ...]  # for each length, [U] int64, the hashes of the runs of so many tokens, ascending
-    # For each length, [U] int64, the place after each run where its most frequent next token stands; of several, the last
-    places: tuple[Tensor, ...]
+    # For each length, [U] int64, the hashes of the runs of so many tokens, ascending; and [U] int64, the place after each where
+    # its most frequent next token stands, of several the last
+    runs: tuple[tuple[Tensor, Tensor], ...]
 
     def to(self, device: torch.device) -> "DraftText":
         """Return the same on a device."""
-        keys, places = (tuple(each.to(device) for each in column) for column in (self.keys, self.places))
-        return DraftText(self.token_ids.to(device), keys, places)
+        runs = ((keys.to(device), places.to(device)) for keys, places in self.runs)
+        return DraftText(self.token_ids.to(device), tuple(runs))
 
     def find(self, last: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Return how many tokens of a text's end stand here, [B] int64, 0 where none does, and the place of the token after
@@ -43,7 +43,7 @@ class DraftText(NamedTuple):
         [B] int64 how many of them there are."""
         matched, found = torch.zeros_like(length), torch.zeros_like(length)
         key = torch.zeros_like(length)
-        for column, (keys, places) in enumerate(zip(self.keys, self.places, strict=True)):
+        for column, (keys, places) in enumerate(self.runs):
             key = _extended(key, last[:, column])
             at = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
             is_here = (keys[at] == key) & (length > column)
@@ -63,14 +63,12 @@ def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
     if len(token_ids) <= LONGEST_MATCH:
         raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
     positions = torch.arange(len(token_ids) - 1, device="cpu")
-    keys, places, key = [], [], torch.zeros_like(positions)
+    runs, key = [], torch.zeros_like(positions)
     for length in range(1, LONGEST_MATCH + 1):
         key = _extended(key, token_ids.roll(length - 1)[:-1])
         inside = slice(length - 1, None)
-        runs, found = _most_frequent(key[inside], token_ids[1:][inside], positions[inside] + 1)
-        keys.append(runs)
-        places.append(found)
-    return DraftText(token_ids, tuple(keys), tuple(places))
+        runs.append(_most_frequent(key[inside], token_ids[1:][inside], positions[inside] + 1))
+    return DraftText(token_ids, tuple(runs))
 
 
 def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
