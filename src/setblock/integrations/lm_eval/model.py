@@ -20,7 +20,7 @@ from lm_eval.models.utils import postprocess_generated_text
 from tqdm import tqdm
 
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, check_at_least, converted, warn
 from setblock.evaluation.result import nfe_speedup, outcomes_of
 from setblock.evaluation.run import TimedAnswers, answers_to
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
@@ -90,7 +90,8 @@ class SetBlockLM(HFLM):
         if settings is not None and decoding:
             raise ParameterError(f"{min(decoding)} must be left out when settings are given, which include it")
         self.settings = settings or settings_from(decoding)  # of a request whose task says nothing
-        size = _batch_size(batch_size)
+        size: int = converted("batch_size", batch_size, int)
+        check_at_least(1, batch_size=size)
         if not isinstance(pretrained, SBDModel):
             pretrained = load(
                 BUNDLED_MODEL if pretrained is None else pretrained,
@@ -193,12 +194,6 @@ def _as_it_is(model: torch.nn.Module) -> Iterator[None]:
     finally:
         del model.tie_weights
         logger.disabled = False
-
-
-def _batch_size(given: int | str) -> int:
-    if not str(given).isdecimal() or int(given) < 1:
-        raise ParameterError(f"batch_size must be a whole number of at least 1, not {given!r}")
-    return int(given)
 
 
 def _dtype(given: str | torch.dtype) -> torch.dtype | None:
