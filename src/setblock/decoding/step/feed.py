@@ -50,20 +50,11 @@ def span_of(row: Sequence[float]) -> Span:
     """Return the span that a row of `span_columns` describes."""
     start, end, block_start, prefill_end, stop_end, is_finished, *draft = map(int, row)
     end = start if is_finished else end
-    is_prefill = start < min(end, prefill_end)
-    drafted = 0 if is_prefill or end == start else max(0, block_start - start - 1)
-    draft = [] if is_prefill else draft
-    places = len(draft) // 2
-    return Span(
-        start,
-        end,
-        block_start,
-        is_prefill,
-        stop_end=stop_end,
-        kinds=tuple(draft[1 : drafted + 1]) if places else (),
-        token_ids=tuple(draft[places : places + drafted + 1]),
-        copied=draft[0] if places else 0,
-    )
+    span = Span(start, end, block_start, is_prefill=start < min(end, prefill_end), stop_end=stop_end)
+    if span.is_prefill or not draft:
+        return span
+    kinds, token_ids, known = draft[: len(draft) // 2], draft[len(draft) // 2 :], 1 + span.drafted
+    return span._replace(kinds=tuple(kinds[1:known]), token_ids=tuple(token_ids[:known]), copied=kinds[0])
 
 
 def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
@@ -109,10 +100,9 @@ def plan_pass(
     """
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
-    drafted = [
-        span.drafted for span, terms in zip(spans, state.terms.rows, strict=True) if terms.settings.method == "exact"
-    ]
-    checked, visible = max([0, *drafted]), max(spans[row].end for row in fed)
+    pairs = zip(spans, state.terms.rows, strict=True)
+    checked = max((span.drafted for span, terms in pairs if terms.settings.method == "exact"), default=0)
+    visible = max(spans[row].end for row in fed)
     whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
     has_prefill = any(span.is_prefill for span in spans)
