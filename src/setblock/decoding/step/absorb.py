@@ -122,10 +122,7 @@ def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> 
         state.answer.failed = state.answer.failed | check.failed
         predicted = predicted.masked_fill(check.rejected[:, None], False)
         if plan.branches:
-            rows = check.rejected & ~check.failed
-            given, shaped, drafted = _at_branch(
-                state, plan, given, shaped, policy.rules, rows=rows, place=check.first_wrong
-            )
+            given, shaped, drafted = _at_branch(state, plan, given, shaped, policy.rules, check)
             predicted, usable = predicted | drafted, usable | drafted
     usable = predicted & usable
     broken = predicted != usable
@@ -257,13 +254,13 @@ def _keep_logprobs(record: Record, step: DecodingStep, alternatives: int) -> Non
 
 
 def _at_branch(
-    state: BatchState, plan: PassPlan, given: Logits, shaped: Logits, rules: LogitRules, *, rows: Tensor, place: Tensor
+    state: BatchState, plan: PassPlan, given: Logits, shaped: Logits, rules: LogitRules, check: "Check"
 ) -> tuple[Logits, Logits, Tensor]:
     """Return the logits of a pass with those of a branch as the block's, where a draft was wrong and there is one: the model's,
     those that tokens are chosen from, and [B, w] bool, which places of the block the branch predicts. What is not finite there
-    drafts nothing. `rows` [B] bool are those whose draft was wrong, first at `place` [B] int64."""
-    rows = rows & (place < state.terms.branches.clamp(max=plan.branches))
-    branch = given.branch(place.clamp(max=plan.branches - 1), size=plan.branch_size)
+    drafts nothing."""
+    rows = check.rejected & ~check.failed & (check.first_wrong < state.terms.branches.clamp(max=plan.branches))
+    branch = given.branch(check.first_wrong.clamp(max=plan.branches - 1), size=plan.branch_size)
     ruled = rules.apply(state, branch)
     drafted = pad(branch.known & ruled.is_finite & rows[:, None], (0, given.width - plan.branch_size))
     whole = given.with_block(rows, branch)
