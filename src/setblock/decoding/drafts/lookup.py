@@ -19,15 +19,10 @@ SURE = 0.5
 
 
 class Copies(NamedTuple):
-    """Hold what was found for each row.
+    """Hold what was found for each row."""
 
-    Attributes:
-        matched: [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found.
-        token_ids: [B, k] int64, the token at `start` and what followed it at the earlier place; anything where nothing was
-            found.
-    """
-
-    matched: Tensor
+    matched: Tensor  # [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found
+    # [B, k] int64, the token at `start` and what followed it at the earlier place; anything where nothing was found
     token_ids: Tensor
 
 
@@ -44,13 +39,13 @@ def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None
         others: texts to copy from, besides each row's.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
-    start = start[:, None]
+    start, backwards = start[:, None], torch.arange(LONGEST_MATCH, device=tokens.device)
+    last = tokens.gather(1, (start - backwards).clamp(min=0))  # [B, LONGEST_MATCH]
     # 1. At each position, how many tokens up to it equal those up to the end
     is_same = torch.ones_like(tokens, dtype=torch.bool)
     matched = torch.zeros_like(tokens)
     for back in range(LONGEST_MATCH):
-        last = tokens.gather(1, (start - back).clamp(min=0))  # [B, 1]
-        is_same = is_same & (tokens.roll(back, dims=1) == last) & (positions >= back) & (start >= back)
+        is_same = is_same & (tokens.roll(back, dims=1) == last[:, back, None]) & (positions >= back) & (start >= back)
         matched = matched + is_same
     matched = matched.masked_fill(positions >= start, 0)
 
@@ -63,8 +58,6 @@ def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None
         return own
 
     # 3. Other texts
-    backwards = torch.arange(LONGEST_MATCH, device=tokens.device)
-    last = tokens.gather(1, (start - backwards).clamp(min=0))  # [B, LONGEST_MATCH]
     elsewhere, place = others.find(last, start[:, 0] + 1)
     continued = torch.cat([last[:, :1], others.tokens_from(place, size - 1)], dim=1)
     is_longer = elsewhere > own.matched
@@ -84,12 +77,8 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     copy, and else 0.
 
     A copy holds as long as it agrees with every place before it of which the model is sure: places that earlier passes
-    revealed, and those that this one reveals with an entropy of at most `SURE`.
-
-    Args:
-        entropy: [B, k] float32, nats, of the distribution that each token of the draft was chosen from.
-        rows: [B] bool, rows that took part in the pass.
-    """
+    revealed, and those that this one reveals with an entropy of at most `SURE`. `entropy` [B, k] float32, in nats, is
+    of the distribution that each token of the draft was chosen from. `rows` [B] bool took part in the pass."""
     # 1. The text up to the block's first token, and what followed it before
     positions = state.block.positions
     here = state.tokens.gather(1, positions)
