@@ -40,14 +40,10 @@ MOST_CACHED = 1024
 
 
 def unevenness(more: Iterable[int]) -> int:
-    """Return how unlike the numbers of tokens are that rows are fed besides one: 0 where all are of one `size_class`. Attention
-    computes rows as wide as the widest, or apart."""
-    classes = [size_class(each) for each in more]
-    return max(classes, default=0) - min(classes, default=0)
-
-
-size_class = int.bit_length
-"""0 for 0 tokens, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on."""
+    """Return how unlike the numbers of tokens are that rows are fed besides one: 0 where all have as many binary digits, as 4
+    to 7 have. Attention computes rows as wide as the widest, or apart."""
+    digits = [each.bit_length() for each in more]
+    return max(digits, default=0) - min(digits, default=0)
 
 
 class TimedPass(NamedTuple):
@@ -67,13 +63,8 @@ class LearnedCosts:
     """Learn what passes of one kind cost."""
 
     def __init__(self, *, free_tokens: float, like: "LearnedCosts | None" = None) -> None:
-        """Begin with a prior.
-
-        Args:
-            free_tokens: how many more tokens take as long as the first one. About the machine's operations a second over its
-                bytes a second.
-            like: costs of other passes that were learned, which count for a few observations.
-        """
+        """Begin with a prior. `free_tokens`: how many more tokens take as long as the first one, about the machine's operations
+        a second over its bytes a second. `like`: learned costs of other passes, which count for a few observations."""
         self._prior, self._of_same = _prior(free_tokens)
         count = self._prior.shape[1]
         self.num_passes = 0
@@ -146,8 +137,6 @@ class LearnedCosts:
 
     def _take_in(self) -> None:
         count = len(self._recent)
-        if not count:
-            return
         table = np.empty((count, len(self._sums)))
         for row, (timed, _) in enumerate(self._recent):
             outputs, cached = timed.tokens - timed.prompts, timed.cached / MOST_CACHED
@@ -206,17 +195,9 @@ def _prior(free_tokens: float) -> tuple[np.ndarray, np.ndarray]:
     alike = np.zeros((segments - 1, count))
     between = np.arange(segments - 1)
     alike[between, 1 + between], alike[between, 2 + between] = -parts[:-1], parts[:-1]
-    of_same = [
-        *parts / free_tokens,
-        *[0.0] * steps,
-        0.0,
-        1 / free_tokens,
-        1 / _FREE_CACHED,
-        0.0,
-        0.0,
-        *[0.0] * len(alike),
-    ]
-    return np.concatenate([own, alike]), np.asarray(of_same)
+    others = [0.0, 1 / free_tokens, 1 / _FREE_CACHED, 0.0, 0.0]
+    of_same = np.asarray([*parts / free_tokens, *[0.0] * steps, *others, *[0.0] * len(alike)])
+    return np.concatenate([own, alike]), of_same
 
 
 _FREE_CACHED = 4.0
@@ -266,10 +247,8 @@ class Gained:
 
     def fade(self) -> None:
         """Let all of it count less."""
-        self.gained, self.spent = _FADING * self.gained, _FADING * self.spent
-        self.drafts, self.drafts_gained = _FADING * self.drafts, _FADING * self.drafts_gained
-        self.checked = _FADING * self.checked
-        self.right, self.hoped = _FADING * self.right, _FADING * self.hoped
+        for name in ("gained", "spent", "drafts", "drafts_gained", "checked", "right", "hoped"):
+            setattr(self, name, _FADING * getattr(self, name))
 
     def forget(self) -> None:
         """Let trust return, as a pass without drafts says nothing of it."""

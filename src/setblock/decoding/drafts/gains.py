@@ -20,8 +20,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.drafts.costs import size_class, unevenness
-
 CONFIDENCES = (0.15, 0.35, 0.6, 0.8, 0.92, 0.98, 0.995)
 """Bounds between the kinds of the model's own drafts: the probability of the token that was most likely."""
 
@@ -47,11 +45,7 @@ class Chances:
     """Hold the chance of each kind. Those of a row start from those of its model."""
 
     def __init__(self, parent: "Chances | None" = None, *, memory: float) -> None:
-        """Begin without observations.
-
-        Args:
-            memory: how many observations of a kind count; older ones fade.
-        """
+        """Begin without observations. `memory`: how many of a kind count; older ones fade."""
         self._parent, self._memory = parent, memory
         self._right, self._all = [0.0] * NUM_KINDS, [0.0] * NUM_KINDS
 
@@ -92,12 +86,8 @@ class ExpectedDraft:
     drafts, and before there are any, that of the model's other rows, or what is usual."""
 
     def __init__(self, parent: "ExpectedDraft | None" = None, *, memory: float, usual: float = USUAL) -> None:
-        """Begin without drafts.
-
-        Args:
-            memory: drafts that count.
-            usual: a priori, the chance that a token is right where those before it are.
-        """
+        """Begin without drafts. `memory`: how many of them count. `usual`: a priori, the chance that a token is right where
+        those before it are."""
         self._parent, self._memory, self._usual = parent, memory, usual
         self._means: list[float] = []
         self._counts: list[float] = []
@@ -205,12 +195,8 @@ def row_worths(passes: Sequence[float], *, fixed: float, own: float) -> list[flo
 
     It saves its row's part of one pass. If nobody takes the place of a row that ends, it saves the rest of the pass only if no
     other row runs for longer. So tokens of rows that end soon are worth less then. Those of rows that end last are worth no
-    more than elsewhere: most often there are several, and all of them must save a pass.
-
-    Args:
-        passes: as in `Prospects`.
-        fixed, own: what a pass costs without any row, and for each one.
-    """
+    more than elsewhere: most often there are several, and all of them must save a pass. `passes`: as in `Prospects`. `fixed`
+    and `own`: what a pass costs without any row, and for each one."""
     longest = max(passes)
     ends_last = [exp((each - longest) / max(1.0, _UNSURE * longest)) for each in passes]
     mean, of_all = fixed / len(passes) + own, sum(ends_last)
@@ -326,12 +312,13 @@ def _best(
 
 def _more_uneven(order: Sequence[_Item], lengths: Sequence[int]) -> Iterator[int]:
     """Yield how much the rows' `unevenness` has grown with each item. `lengths`: of the rows, before the first one."""
-    classes = [size_class(each) for each in lengths]
-    rows_of = Counter(classes)
-    low, high, before = min(classes), max(classes), unevenness(lengths)
+    digits = [each.bit_length() for each in lengths]
+    rows_of = Counter(digits)
+    low, high = min(digits), max(digits)
+    before = high - low
     for item in order:
-        rows_of[classes[item.row]] -= 1
-        classes[item.row] = now = size_class(lengths[item.row] + item.upto)
+        rows_of[digits[item.row]] -= 1
+        digits[item.row] = now = (lengths[item.row] + item.upto).bit_length()
         rows_of[now] += 1
         high = now if now > high else high
         while not rows_of[low]:
