@@ -45,14 +45,9 @@ class RowDrafts:
     def prospects(
         self, kinds: Sequence[int], size: int, *, waits: bool, branches: int = 0, remaining: int = 0
     ) -> Prospects:
-        """Return what the row may gain.
-
-        Args:
-            kinds: of its drafted tokens, those behind the next one, which is certain.
-            size: as the attribute.
-            waits, branches: as in `Prospects`.
-            remaining: tokens that it may have yet, where nobody takes its place then.
-        """
+        """Return what the row may gain. `kinds`: of its drafted tokens, those behind the next one, which is certain. `size`: as
+        the attribute. `remaining`: tokens that it may have yet, where nobody takes its place then. The others: as in
+        `Prospects`."""
         self.size = size
         places = max(0, size - 1)
         pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
@@ -297,13 +292,8 @@ def decided_spans(
     is_closed: bool,
 ) -> list[Span]:
     """Learn from where rows stand after a pass. Return the spans of the next one, with as much of each row's draft and block
-    as pays. Does not wait for the device.
-
-    Args:
-        drafts: of each row; None where nothing is decided.
-        spans: what a full pass feeds.
-        is_closed: whether nobody takes the place of a row that ends.
-    """
+    as pays. Does not wait for the device. `drafts`: of each row; None where nothing is decided. `spans`: what a full pass
+    feeds. `is_closed`: whether nobody takes the place of a row that ends."""
     for known, span in zip(drafts, spans, strict=True):
         if known is not None and not span.is_prefill:
             token = span.token_ids[0] if span.tokens and span.token_ids else None

@@ -93,11 +93,8 @@ def plan_pass(
     state: BatchState, spans: Sequence[Span], runner: Runner, *, is_ahead: bool = False, whole_blocks: bool = False
 ) -> PassPlan:
     """Return the plan of a runner's pass over `spans`, at least one of which feeds something. Does not wait for the device.
-
-    Args:
-        is_ahead: whether the spans are bounds, as `spans_ahead` gives them.
-        whole_blocks: whether all places of a block may be filled, whatever is fed.
-    """
+    `is_ahead`: whether the spans are bounds, as `spans_ahead` gives them. `whole_blocks`: whether all places of a block may be
+    filled, whatever is fed."""
     fed = [row for row, span in enumerate(spans) if span.tokens]
     queries = max(span.tokens for span in spans)
     pairs = zip(spans, state.terms.rows, strict=True)
