@@ -21,13 +21,9 @@ def choose_drafts_alike(
     rate: float,
     usual: Usual,
 ) -> list[DraftChoice]:
-    """Return what each row is fed in a pass that computes as many tokens for each row, padding included.
-
-    Args:
-        widths: the numbers of tokens of a row that there may be, ascending.
-        padded_rows: how many rows the pass computes.
-        seconds, block, rate, usual: as in `choose_drafts`.
-    """
+    """Return what each row is fed in a pass that computes as many tokens for each row, padding included. `widths`: the numbers
+    of tokens of a row that there may be, ascending. `padded_rows`: how many rows the pass computes. The others: as in
+    `choose_drafts`."""
     # 1. Drafted places and blocks, for each of the W widths
     ends = np.asarray([*widths, widths[-1] + 1])
     cost = rate * np.asarray(seconds((ends * padded_rows).tolist()))
