@@ -365,18 +365,16 @@ def _remaining(span: Span, terms: RowTerms) -> int:
 
 
 def _with_choice(span: Span, choice: DraftChoice, terms: RowTerms, *, fuses_commit: bool) -> Span:
-    drafted, fed = choice.drafted, choice.fed
+    drafted = choice.drafted
     block_start = span.start + 1 + drafted
     stop = span.stop_end if drafted == span.drafted else terms.limit
-    block_end = min(block_start + terms.block_size, stop)
-    end = min(block_start + fed, block_end) if fuses_commit else block_start
     return span._replace(
-        end=end,
+        end=min(block_start + choice.fed, stop) if fuses_commit else block_start,
         block_start=block_start,
         stop_end=stop,
         kinds=span.kinds[:drafted],
         token_ids=span.token_ids[: 1 + drafted],
-        fed_size=fed,
+        fed_size=choice.fed,
         branches=choice.branches,
         branch_size=choice.branch_size,
     )
