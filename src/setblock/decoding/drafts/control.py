@@ -303,7 +303,7 @@ def decided_spans(
     if not deciding:
         return list(spans)
     found, terms = list(spans), state.terms.rows
-    offered = [_offered(spans[row], terms[row], has_blocks=state.facts is not None) for row in deciding]
+    offered = [_offered(spans[row], terms[row], has_blocks=state.terms.facts is not None) for row in deciding]
     if control.resting and runner.fixed_keys is None:
         chosen = control.rest(offered)
     else:

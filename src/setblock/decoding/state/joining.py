@@ -80,7 +80,7 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
     """Return the rows of several states in one, or `rows` of all these, no wider than they need."""
     first, device = states[0], states[0].tokens.device
     here = None if rows is None else torch.tensor(rows, device=device)
-    terms = Terms(joined_list([state.terms.rows for state in states], rows), first.facts, device=device)
+    terms = Terms(joined_list([state.terms.rows for state in states], rows), first.terms.facts, device=device)
     records = [each.record for each in states if each.record is not None]
     first_logits = [each.first_logits for each in states]
     return BatchState(

@@ -20,7 +20,6 @@ from torch import Tensor
 from setblock.decoding.answer.generation import PassCounts
 from setblock.decoding.state.terms import Terms
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.facts import SBDFacts
 
 NEVER = torch.iinfo(torch.long).max
 
@@ -111,11 +110,6 @@ class BatchState:
         self.rows = torch.arange(self.batch, device=device)
         self.nobody, self.everybody = torch.zeros_like(self.answer.finished), torch.ones_like(self.answer.finished)
         self.block.positions = self.block.start[:, None] + self.columns[: self.terms.block_width]
-
-    @property
-    def facts(self) -> SBDFacts | None:
-        """Return how the model's logits are read; None where it was never trained for blocks."""
-        return self.terms.facts
 
     @property
     def is_causal(self) -> Tensor:

@@ -112,7 +112,7 @@ def plan_pass(
     room = 0 if is_fixed else runner.branched
     branches, branch_size = _branch_sizes(spans, state.terms.rows, is_ahead=is_ahead, room=room)
     width = max(width, branch_size)
-    device, causal_block = state.tokens.device, state.facts is not None and state.facts.causal_block
+    device, causal_block = state.tokens.device, state.terms.facts is not None and state.terms.facts.causal_block
     is_full = not (is_ahead or is_fixed or branches) and all(spans[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
@@ -223,8 +223,9 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     )
     if plan.branches:
         feed = _with_branches(state, feed)
-    if state.facts is not None and state.facts.noise_vocab_size is not None:  # there is no mask token to feed
-        noise = random_tokens(plan.of(state.terms.seeds), feed.positions, vocab_size=state.facts.noise_vocab_size)
+    facts = state.terms.facts
+    if facts is not None and facts.noise_vocab_size is not None:  # there is no mask token to feed
+        noise = random_tokens(plan.of(state.terms.seeds), feed.positions, vocab_size=facts.noise_vocab_size)
         feed = replace(feed, tokens=noise.where(feed.tokens == NO_TOKEN, feed.tokens))
     return feed
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.state.state import NEVER, BatchState
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.terms import NO_TOKEN, RowTerms
 from setblock.model.protocol.runtime import Feed
 
 
@@ -96,8 +96,8 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     The state, unchanged since the feed was made, keeps the causal logits of a block's first token for later passes.
     """
     plan, size = feed.plan, feed.plan.width
-    if state.facts is not None and state.facts.mask_token_id is not None:
-        logits[..., state.facts.mask_token_id].fill_(-torch.inf)  # a mask is never an answer
+    if state.terms.mask_token != NO_TOKEN:
+        logits[..., state.terms.mask_token].fill_(-torch.inf)  # a mask is never an answer
     best = most_likely(logits)
     if logits.dim() == 2:  # `best` was found in the wanted ones alone
         logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
