@@ -29,11 +29,8 @@ KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 STEPS = (16, 32)
 """Tokens of a pass beyond which its cost may rise at once."""
 
-FADING = 0.99
-"""What an observation still counts after one more: of the last hundred passes, most."""
-
-PRIOR = 0.02
-"""Of an observation: how much the prior counts for each segment."""
+FADING = 0.99  # what an observation still counts after one more: of the last hundred passes, most
+PRIOR = 0.02  # of an observation: how much the prior counts for each segment
 
 MOST_CACHED = 1024
 """Positions: a unit of the cache's length, so that all coefficients are of like size."""

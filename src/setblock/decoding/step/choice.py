@@ -77,12 +77,8 @@ class RowSamplers:
 
     def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
         """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if one breaks the rule of `Selection`.
-
-        Args:
-            block: of all rows, without memory.
-            passes: [B] int64, how many have filled each row's block; where none, what was remembered is forgotten.
-            is_asked: [B] bool, rows of which the pass says anything; what is remembered of others stays.
-        """
+        `block`: of all rows, without memory. `passes` [B] int64: how many have filled each row's block; where none, what was
+        remembered is forgotten. `is_asked` [B] bool: rows of which the pass says anything; what others remember stays."""
         if len(self._groups) == 1:
             sampler, everyone, _ = self._groups[0]
             return self._ask(sampler, everyone, block, passes, is_asked)
