@@ -1,6 +1,6 @@
 """Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def stream(
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    batch = _opened(model, prompt, settings, raw=raw, named=named)
+    batch = _opened(settings_asked(named, base=settings), model, prompt, raw=raw)
     for step in batch.steps():
         news = batch.news(step)
         text = batch.new_texts(news)[0]
@@ -89,7 +89,7 @@ def generate(
     **named: Any,
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    batch = _opened(model, prompt, settings, raw=raw, named=named)
+    batch = _opened(settings_asked(named, base=settings), model, prompt, raw=raw)
     batch.run()
     return _without_failure(batch.generation(0))
 
@@ -135,19 +135,11 @@ def loaded(model: LanguageModel | str | Path) -> LanguageModel:
     return load(model) if isinstance(model, (str, Path)) else model
 
 
-def _opened(
-    model: LanguageModel | str | Path,
-    prompt: Prompt,
-    settings: DecodingSettings | None,
-    *,
-    raw: bool,
-    named: Mapping[str, Any],
-) -> OpenBatch:
-    chosen = settings_asked(named, base=settings)
-    if chosen.n != 1:
-        raise ParameterError(f"n must be 1 for one answer, not {chosen.n}: generate_batch gives several")
+def _opened(settings: DecodingSettings, model: LanguageModel | str | Path, prompt: Prompt, *, raw: bool) -> OpenBatch:
+    if settings.n != 1:
+        raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
     model = loaded(model)
-    return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [chosen])
+    return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
 
 
 def _without_failure(generation: Generation) -> Generation:

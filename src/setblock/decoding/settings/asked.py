@@ -54,8 +54,12 @@ def settings_asked(
     for name, value in given.items():
         if name in options:
             raise ParameterError(f"{name} is given more than once")
-        if name not in HYPERPARAMETERS:
-            _check_known(name, chosen, offered=offered, told=told)
+        if name not in HYPERPARAMETERS and name not in (own := parameters_of(chosen)):
+            known = list(dict.fromkeys([*offered, "sampler"]))
+            raise ParameterError(
+                f"{told} {name!r} is not known{did_you_mean(name, [*known, *own])}; there are {', '.join(known)}, and of "
+                f"sampler {chosen} {', '.join(own) or 'none'}"
+            )
         options[name] = value
     return replace(settings, sampler=sampler_named(chosen, before | options))
 
@@ -66,16 +70,6 @@ def sampler_told(settings: DecodingSettings) -> dict[str, Any]:
         return {"sampler": None, "sampler_options": None}
     sampler = sampler_for(settings)
     return {"sampler": name_of(sampler), "sampler_options": options_of(sampler)}
-
-
-def _check_known(name: str, sampler: Any, *, offered: Collection[str], told: str) -> None:
-    own = parameters_of(sampler)
-    if name not in own:
-        known = [*offered, "sampler"] if "sampler" not in offered else list(offered)
-        raise ParameterError(
-            f"{told} {name!r} is not known{did_you_mean(name, [*known, *own])}; there are {', '.join(known)}, and of sampler "
-            f"{sampler} {', '.join(own) or 'none'}"
-        )
 
 
 DEFAULT_MAX_NEW_TOKENS = 256
@@ -125,9 +119,8 @@ def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, ha
 
 
 def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
-    if facts is None or settings.method != "exact":
-        return 0
-    if settings.companions or settings.structure is not None:  # they are asked behind one draft only
+    is_guided = settings.companions or settings.structure is not None  # who guides is asked behind one draft only
+    if facts is None or settings.method != "exact" or is_guided:
         return 0
     if settings.branches is not None:
         return settings.branches

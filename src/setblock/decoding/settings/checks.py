@@ -1,22 +1,29 @@
 """Check that a model can do what requests ask, and fix the terms of those that it can answer."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.asking import Accompanied
-from setblock.decoding.companions.grammar import guides_of
+from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
 from setblock.decoding.state.terms import RowTerms
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
 from setblock.model.protocol.runtime import LanguageModel
+from setblock.structure.compiled import Matcher
 
 
 class BlockSizeNotTrained(SetBlockWarning):
     """Report a block that is larger than any that the model was trained with."""
+
+
+class GrammarGuide(Matcher, Companion):
+    """Restrict which tokens may come next in an answer of some form."""
+
+    constrains = True
 
 
 def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
@@ -37,18 +44,15 @@ def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     return prompt_length + (min(DEFAULT_MAX_NEW_TOKENS, room) if wanted is None else wanted)
 
 
-def check_token_ids(
-    name: str, token_ids: Iterable[int], vocab_size: int, *, error: type[SetBlockError] = ParameterError
-) -> None:
-    """Raise `error` if a token id is none of the model's."""
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise error(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
-
-
-def check_that_tokens_are_left(model: LanguageModel, row: RowTerms) -> None:
-    """Raise `ParameterError` if a request bans every token."""
+def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RowTerms) -> None:
+    """Raise `SetBlockError` if a token id of a request is none of the model's, or it bans every token."""
     settings, vocab_size = row.settings, model.vocab_size
+    named = {name: getattr(settings, name) for name in ("logit_bias", "banned_tokens", "stop_token_ids")}
+    for name, token_ids in {"the prompt": prompt, **named}.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                error = ParameterError if name in named else SetBlockError
+                raise error(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
     if not settings.banned_tokens:
         return
     out = {*settings.banned_tokens, model.facts.mask_token_id if model.facts else None} - {None}
@@ -85,16 +89,20 @@ def check_rows(
         )
         warn(told, BlockSizeNotTrained)
     for prompt, row in zip(prompts, terms, strict=True):
-        check_token_ids("the prompt", prompt, model.vocab_size, error=SetBlockError)
-        for name in ("logit_bias", "banned_tokens", "stop_token_ids"):
-            check_token_ids(name, getattr(row.settings, name), model.vocab_size)
-        check_that_tokens_are_left(model, row)
+        check_tokens(model, prompt, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
-    companions = []
-    for row, text in zip(terms, texts, strict=True):
-        own = (maker.companion(row, vocab_size=model.vocab_size) for maker in row.settings.companions)
-        companions.append(Accompanied([*guides_of(row, model.tokenizer), *own, text]))
+    companions = [Accompanied([*companions_of(model, row), text]) for row, text in zip(terms, texts, strict=True)]
     return CheckedRows(model, prompts, terms, companions, texts, started)
+
+
+def companions_of(model: LanguageModel, row: RowTerms) -> list[Companion]:
+    """Return what holds a row's answer to its form, if it has one, and the companions that its request brings. Raise
+    `SetBlockError` if this model can't keep to the form."""
+    form, own = row.settings.structure, row.settings.companions
+    if form is not None and not row.ends:
+        raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
+    guides = [] if form is None else [GrammarGuide(form, model.tokenizer, ends=row.ends)]
+    return [*guides, *(maker.companion(row, vocab_size=model.vocab_size) for maker in own)]
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:

@@ -115,11 +115,9 @@ def calibration_for(model: Trained, *, method: Method, domain: str | None = None
     if domain is not None and domain not in domains:
         told = f"was calibrated for {', '.join(domains)}" if domains else "was calibrated for none"
         raise ParameterError(f"domain {domain!r} is not known: this model {told}")
-    fastest = []
-    for name in domains if domain is None else [domain]:
-        of_domain = [each for each in known if each.domain == name and each.method == method]
-        fastest += sorted(of_domain, key=lambda each: each.nfe_speedup)[-1:]
-    return min(fastest, key=lambda each: each.nfe_speedup, default=None)
+    of_method = [each for each in known if each.method == method and domain in (None, each.domain)]
+    fastest = {each.domain: each for each in sorted(of_method, key=lambda each: each.nfe_speedup)}  # the last one stays
+    return min(fastest.values(), key=lambda each: each.nfe_speedup, default=None)
 
 
 def at_calibration(found: "CalibratedSetting", settings: DecodingSettings) -> DecodingSettings:

@@ -35,9 +35,7 @@ class DecodingSettings:
         "the text may differ. ntp: plain decoding, one token per pass.",
     )
     sampler: "Sampler | None" = point(
-        None,
-        "The rule that decides which tokens a pass reveals. Default: the method's.",
-        metavar="NAME",
+        None, "The rule that decides which tokens a pass reveals. Default: the method's.", metavar="NAME"
     )
     block_size: int | None = point(
         None,
@@ -90,20 +88,13 @@ class DecodingSettings:
         Range(1, MAX_TOKENS, far=True),
     )
     min_new_tokens: int = answer(
-        0,
-        "Minimum number of tokens before an end of text or a stop text.",
-        Range(0, MAX_TOKENS, far=True),
+        0, "Minimum number of tokens before an end of text or a stop text.", Range(0, MAX_TOKENS, far=True)
     )
     stop: str | Sequence[str] = answer(
-        (),
-        "Texts that end the answer. The answer does not include them.",
-        metavar="TEXT",
-        most=MAX_STOP_STRINGS,
+        (), "Texts that end the answer. The answer does not include them.", metavar="TEXT", most=MAX_STOP_STRINGS
     )
     stop_token_ids: Sequence[int] = answer(
-        (),
-        "Token ids that end the answer, in addition to the end of text.",
-        metavar="ID",
+        (), "Token ids that end the answer, in addition to the end of text.", metavar="ID"
     )
 
     # How tokens are drawn
@@ -144,11 +135,7 @@ class DecodingSettings:
         Range(-1e9, 1e9),  # far beyond any logit, and far from where float32 ends
         metavar="ID=BIAS",
     )
-    banned_tokens: Sequence[int] = sampling(
-        (),
-        "Token ids that are never generated.",
-        metavar="ID",
-    )
+    banned_tokens: Sequence[int] = sampling((), "Token ids that are never generated.", metavar="ID")
     seed: int = sampling(
         0,
         "Seed of the draws at a temperature above 0. The text of a request does not depend on the rest of its batch.",
