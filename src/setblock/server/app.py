@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
-from setblock.decoding.samplers.named import defaults_of, parameters_of
+from setblock.decoding.samplers.named import parameters_of
 from setblock.decoding.settings.table import METHODS
 from setblock.engine.engine import Engine
 from setblock.model.protocol.runtime import LanguageModel
@@ -32,7 +32,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     worker = Worker(Engine(model, config.engine))
     facts = {
         "methods": [each for each in METHODS if model.facts or each != "sbd"],
-        "samplers": {name: dict.fromkeys(parameters_of(name)) | defaults_of(name) for name in SAMPLERS},
+        "samplers": {name: parameters_of(name) for name in SAMPLERS},
         "block_sizes": list(model.facts.block_sizes if model.facts else ()),
         "gammas": list(EntropyPrefix.dial.values),
         "context_length": model.context_length,

@@ -3,10 +3,10 @@
 Classes are imported on first use: `setblock --help` lists the samplers without PyTorch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.samplers.named import SAMPLERS, own_rules
+from setblock.lazy import lazily
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time `__getattr__` finds them
     from setblock.decoding.samplers.base import BlockView, Dial, Memory, Sampler, Selection, at_least_one
@@ -31,13 +31,5 @@ __all__ = [
     "at_least_one",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    base = import_module(f"{__name__}.base")
-    if name in __all__ and hasattr(base, name):  # before the rules are imported: their files may ask for these
-        return getattr(base, name)
-    if not name.startswith("_"):
-        for kind in SAMPLERS.in_this_package().values():
-            if kind.__name__ == name:
-                return kind
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_RULES = {each.module.removeprefix(f"{__name__}."): each.attr for each in own_rules().values()}
+__getattr__, __dir__ = lazily(__name__, {"base": "BlockView Dial Memory Sampler Selection at_least_one", **_RULES})

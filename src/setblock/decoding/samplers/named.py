@@ -30,17 +30,17 @@ class Samplers(UserDict[str, type[Any]]):
 
     def in_this_package(self) -> dict[str, type[Any]]:
         """Return the classes of `samplers/`."""
-        return {name: point.load() for name, point in _files().items()}
+        return {name: point.load() for name, point in own_rules().items()}
 
     def __missing__(self, name: str) -> type[Any]:
-        kind: type[Any] = (_files().get(name) or _plug_ins()[name]).load()
+        kind: type[Any] = (own_rules().get(name) or _plug_ins()[name]).load()
         return kind
 
     def __contains__(self, name: object) -> bool:
-        return name in self.data or name in _files() or name in _plug_ins()
+        return name in self.data or name in own_rules() or name in _plug_ins()
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**_files(), **_plug_ins(), **self.data})
+        return iter({**own_rules(), **_plug_ins(), **self.data})
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -50,7 +50,7 @@ SAMPLERS = Samplers()
 
 
 @cache
-def _files() -> dict[str, EntryPoint]:
+def own_rules() -> dict[str, EntryPoint]:
     """Return where the rules of `samplers/` are, by their names. The file `entropy_prefix.py` has the class `EntropyPrefix`."""
     files = {module.name for module in iter_modules([str(Path(__file__).parent)])} - {"base", "named"}
     homes = {file: f"setblock.decoding.samplers.{file}:{file.title().replace('_', '')}" for file in sorted(files)}
@@ -77,17 +77,13 @@ def options_of(sampler: "Sampler") -> dict[str, Any]:
     return {field.name: getattr(sampler, field.name) for field in fields(sampler)}  # type: ignore[arg-type]
 
 
-def defaults_of(name: str) -> dict[str, Any]:
-    """Return the default hyperparameters of a named sampler, of those that have one."""
-    return {field.name: field.default for field in fields(SAMPLERS[name]) if field.default is not MISSING}
-
-
-def parameters_of(name: Any) -> list[str]:
-    """Return the names of the hyperparameters of the sampler of a name, or raise `ParameterError` if there is none."""
+def parameters_of(name: Any) -> dict[str, Any]:
+    """Return the hyperparameters of the sampler of a name with their defaults, None where there is no default. Raise
+    `ParameterError` if there is no such sampler."""
     if not isinstance(name, str) or name not in SAMPLERS:
         near = did_you_mean(name, SAMPLERS) if isinstance(name, str) else ""
         raise ParameterError(f"sampler must be one of {', '.join(SAMPLERS)}, not {name!r}{near}")
-    return [field.name for field in fields(SAMPLERS[name])]
+    return {each.name: None if each.default is MISSING else each.default for each in fields(SAMPLERS[name])}
 
 
 def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
@@ -100,8 +96,8 @@ def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
             told = f"it has {', '.join(known) or 'no parameters'}"
             raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, known)}; {told}")
         values[key] = converted(f"{key} of sampler {name}", value, kinds[key])
-    for key in known:
-        if key not in values and key not in defaults_of(name):
-            raise ParameterError(f"sampler {name} needs {key} among its options")
+    for each in fields(SAMPLERS[name]):
+        if each.default is MISSING and each.name not in values:
+            raise ParameterError(f"sampler {name} needs {each.name} among its options")
     sampler: Sampler = SAMPLERS[name](**values)
     return sampler

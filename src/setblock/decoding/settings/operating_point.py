@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from setblock.decoding.samplers.named import defaults_of, name_of, options_of, sampler_named
+from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_named
 from setblock.decoding.settings.asked import decided, sampler_told
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
@@ -41,11 +41,11 @@ def label_of(point: DecodingSettings) -> str:
     """Return a few words for tables: `entropy-bounded 0.1, k 16`. What is at its default is left out, but for the first."""
     if point.sampler is None:
         return point.method
-    defaults = defaults_of(name_of(point.sampler))
+    defaults = parameters_of(name_of(point.sampler))
     told = [
         _number(value) if place == 0 else f"{name} {_number(value)}"
         for place, (name, value) in enumerate(options_of(point.sampler).items())
-        if place == 0 or value != defaults.get(name)
+        if place == 0 or value != defaults[name]
     ]
     words = [*([] if point.method == "sbd" else [point.method]), " ".join([name_of(point.sampler), *told])]
     for name in POINT[1:]:
