@@ -241,9 +241,8 @@ class OpenBatch(Rows):
             for _ in self.steps():
                 pass
             return
-        spans = self._spans()
-        self.step(self.runner, spans)
-        while any(span.is_cut for span in spans):
+        spans: list[Span] = []
+        while not spans or any(span.is_cut for span in spans):  # the prompts
             spans = self._spans()
             self.step(self.runner, spans)
         self.state.may_prefill, copied, passes = False, self._copied_columns(), 0

@@ -104,10 +104,9 @@ def structure_of(asked: Any) -> Structure:
 
 def _schema_text(asked: Any) -> str:
     if isinstance(asked, str):
-        text = asked
-        check_size("schema", text)
+        check_size("schema", asked)
         try:
-            asked = json.loads(text)
+            asked = json.loads(asked)
         except (ValueError, RecursionError) as error:
             raise ParameterError(f"schema must be JSON, and is not: {error}") from error
     elif isinstance(asked, type) and hasattr(asked, "model_json_schema"):

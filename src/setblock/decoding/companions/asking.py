@@ -70,9 +70,7 @@ class Companions:
     def __init__(self, rows: Sequence[Accompanied]) -> None:
         self.rows = list(rows)
         # Rows with a companion that has to hear of each pass at once, and with one that says what may come next
-        self.listening = [
-            row for row, each in enumerate(self.rows) if not all(companion.is_lazy for companion in each.companions)
-        ]
+        self.listening = [row for row, each in enumerate(self.rows) if not all(one.is_lazy for one in each.companions)]
         self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
 
     def hear(

@@ -35,9 +35,7 @@ class BlockView:
     memory: Memory = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, logits: Tensor, candidates: Tensor, revealed: Tensor, memory: Mapping[str, Tensor] | None = None
-    ) -> "BlockView":
+    def of(cls, logits: Tensor, candidates: Tensor, revealed: Tensor, memory: Memory | None = None) -> "BlockView":
         """Return the view of a block, to try a sampler without a model."""
         entropy, confidence = certainty_of(logits, logits.amax(dim=-1), candidates)
         return cls(logits, candidates, revealed, entropy, confidence, memory or {})

@@ -43,11 +43,9 @@ class EntropyBounded:
         error = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
         ascending, order = error.where(block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         if self.proxy == "entropy":
-            left_side = F.pad(ascending.cumsum(dim=-1), (1, -1))  # the sum without its last term, which is the largest
+            within = F.pad(ascending.cumsum(dim=-1), (1, -1)) <= self.gamma  # the last term left out is the largest
         else:
             entropy = block.entropy.gather(-1, order)
-            left_side = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values
-        within = left_side <= self.gamma
-        if self.proxy != "entropy":
+            within = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values <= self.gamma
             within = within.cumprod(dim=-1).bool()  # a prefix, whatever rounding does to the difference of two sums
         return Selection(torch.empty_like(within).scatter_(-1, order, within) & block.candidates)

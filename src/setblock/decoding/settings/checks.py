@@ -84,10 +84,8 @@ def check_rows(
     # A block that nothing checks may be larger than any that the model was trained with
     largest = max((each.block_size for each in terms if each.settings.method == "sbd"), default=0)
     if model.facts and model.facts.block_sizes and largest > (most := model.facts.block_sizes[-1]):
-        told = (
-            f"block_size {largest} is larger than any this model was trained with (at most {most}): expect worse text"
-        )
-        warn(told, BlockSizeNotTrained)
+        told = f"block_size {largest} is larger than any this model was trained with (at most {most})"
+        warn(f"{told}: expect worse text", BlockSizeNotTrained)
     for prompt, row in zip(prompts, terms, strict=True):
         check_tokens(model, prompt, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
