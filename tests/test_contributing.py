@@ -16,7 +16,7 @@ import pytest
 
 import setblock
 from setblock.data.tasks import TASKS
-from setblock.decoding.samplers import SAMPLERS
+from setblock.decoding.samplers.named import own_rules
 from setblock.training.inputs.noising import Noising
 from training.processes import in_processes
 
@@ -50,8 +50,8 @@ def test_there_is_a_list_for_each_extension() -> None:
 
 def test_no_other_file_names_a_sampler() -> None:
     defaults = ("entropy-bounded", "entropy-prefix")  # of drafts, and of blocks without a check
-    for name, kind in SAMPLERS.in_this_package().items():
-        files = naming(kind.__name__) | (naming(f'"{name}"') if "-" in name else set())  # a single word may mean more
+    for name, point in own_rules().items():
+        files = naming(point.attr) | (naming(f'"{name}"') if "-" in name else set())  # a single word may mean more
         if name not in defaults:
             assert {file for file in files if not file.startswith("decoding/samplers/")} == set(), name
 

@@ -19,12 +19,11 @@ from running import Log
 from setblock.decoding.answer.generation import PassCounts
 from setblock.decoding.generate import generate, generate_batch, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.checks import BlockSizeNotTrained
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.engine.engine import Engine
 from setblock.engine.request import Request
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.tracing import trace
 from setblock.model.sbd_model import SBDModel
 
@@ -228,7 +227,7 @@ def test_a_warning_names_the_line_that_asked(
     asked = prompts[:1] if way is generate_batch else prompts[0]
     settings = DecodingSettings(method="sbd", block_size=17, max_new_tokens=18)
     way(sbd, asked, settings=replace(settings, method="exact"))
-    with pytest.warns(BlockSizeNotTrained) as caught:
+    with pytest.warns(SetBlockWarning, match="block_size 17 is larger than any") as caught:
         way(sbd, asked, settings=settings)
     assert [warning.filename for warning in caught] == [__file__]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from setblock.decoding.samplers import SAMPLERS, BlockView, Memory, Sampler, Selection
+from setblock.decoding.samplers.named import own_rules
 from setblock.files import module_of
 
 FOLDER = Path(__file__).parents[3] / "examples" / "samplers"
@@ -23,7 +24,7 @@ def example(name: str) -> type[Any]:
 
 
 EXAMPLES = {name: example(name) for name in sorted(path.stem.replace("_", "-") for path in FOLDER.glob("*.py"))}
-KINDS = {**SAMPLERS.in_this_package(), **EXAMPLES}
+KINDS = {name: SAMPLERS[name] for name in own_rules()} | EXAMPLES
 """The rules of the package, and those that are plug-ins of the repository."""
 
 PROBABILITIES = st.one_of(st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.floats(0, 1))

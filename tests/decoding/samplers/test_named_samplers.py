@@ -11,7 +11,7 @@ import pytest
 from setblock.decoding.samplers import SAMPLERS, Factor
 from setblock.decoding.samplers import named as named_samplers
 from setblock.decoding.samplers.base import BlockView, Selection
-from setblock.decoding.samplers.named import name_of, sampler_named
+from setblock.decoding.samplers.named import name_of, own_rules, sampler_named
 
 FOLDER = Path(named_samplers.__file__).parent
 
@@ -30,8 +30,9 @@ class Mine:
 
 def test_there_is_a_name_for_each_file() -> None:
     files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "base", "named"}
-    assert {name.replace("-", "_") for name in SAMPLERS.in_this_package()} == files
-    for name, kind in SAMPLERS.in_this_package().items():
+    assert {name.replace("-", "_") for name in own_rules()} == files
+    for name, point in own_rules().items():
+        kind = point.load()
         assert (kind.name, name_of(kind()), SAMPLERS[name]) == (name, name, kind)
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Factor, Selection
+from setblock.decoding.samplers.named import own_rules
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.errors import SetBlockError
 
@@ -67,7 +68,7 @@ def test_a_rule_under_a_name_of_the_library_is_checked_too(tokenizer: PreTrained
     settings = DecodingSettings(method="sbd", sampler=SAMPLERS["factor"](), block_size=4, max_new_tokens=9)
     with pytest.raises(SetBlockError, match=r"sampler .*Nothing\(\) must reveal at least one candidate"):
         generate_batch(tiny_sbd("llama", tokenizer), ["a"], settings=settings, raw=True)
-    assert SAMPLERS.in_this_package()["factor"] is Factor
+    assert own_rules()["factor"].load() is Factor
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact"])

@@ -13,14 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
-from setblock.errors import SetBlockError, SetBlockWarning, warn
+from setblock.errors import SetBlockError, warn
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
-
-
-class DroppedSystemMessage(SetBlockWarning):
-    """Warn that a system message does not reach the model."""
 
 
 def encode_prompt(
@@ -109,7 +105,7 @@ def _encode_chat(
     if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
         rendered = _render(tokenizer, messages, tools)
         if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
-            warn("the model's chat template leaves out the system message", DroppedSystemMessage)
+            warn("the model's chat template leaves out the system message")
         return _encode(tokenizer, rendered, plain=False)
     # The template is rendered around placeholders, so that what it writes and what the user wrote stay apart
     marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]

@@ -41,11 +41,6 @@ class BlockView:
         return cls(logits, candidates, revealed, entropy, confidence, memory or {})
 
     @cached_property
-    def log_probs(self) -> Tensor:
-        """Return the log-probabilities [B, k, V], float32."""
-        return self.logits.log_softmax(dim=-1)
-
-    @cached_property
     def probs(self) -> Tensor:
         """Return the probabilities [B, k, V], float32."""
         return self.logits.softmax(dim=-1)

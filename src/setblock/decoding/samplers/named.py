@@ -28,10 +28,6 @@ class Samplers(UserDict[str, type[Any]]):
     plug-in. `SAMPLERS["mine"] = Mine` adds one to this process; `data` has these.
     """
 
-    def in_this_package(self) -> dict[str, type[Any]]:
-        """Return the classes of `samplers/`."""
-        return {name: point.load() for name, point in own_rules().items()}
-
     def __missing__(self, name: str) -> type[Any]:
         kind: type[Any] = (own_rules().get(name) or _plug_ins()[name]).load()
         return kind

@@ -11,13 +11,9 @@ from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
 from setblock.decoding.state.terms import RowTerms
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, warn
+from setblock.errors import ParameterError, SetBlockError, warn
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.structure.compiled import Matcher
-
-
-class BlockSizeNotTrained(SetBlockWarning):
-    """Report a block that is larger than any that the model was trained with."""
 
 
 class GrammarGuide(Matcher, Companion):
@@ -85,7 +81,7 @@ def check_rows(
     largest = max((each.block_size for each in terms if each.settings.method == "sbd"), default=0)
     if model.facts and model.facts.block_sizes and largest > (most := model.facts.block_sizes[-1]):
         told = f"block_size {largest} is larger than any this model was trained with (at most {most})"
-        warn(f"{told}: expect worse text", BlockSizeNotTrained)
+        warn(f"{told}: expect worse text")
     for prompt, row in zip(prompts, terms, strict=True):
         check_tokens(model, prompt, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
