@@ -17,8 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import ParameterError, SetBlockError
-from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonSchema, Regex, Structure
-from setblock.structure.schema import parts
+from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonSchema, Regex, Structure, parts
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

@@ -13,8 +13,7 @@ from setblock.errors import SetBlockError
 from setblock.section import Section
 from setblock.server.http.errors import bad_request
 from setblock.structure.calls import CallForm
-from setblock.structure.kinds import Grammar, JsonSchema
-from setblock.structure.schema import close
+from setblock.structure.kinds import Grammar, JsonSchema, close
 
 MAX_TOOLS = 128
 
