@@ -17,14 +17,8 @@ from setblock.errors import SetBlockError
 from setblock.structure.kinds import WRITTEN, Grammar
 
 _NAME, _KEY, _VALUE = "name_of_a_tool", "key_of_it", "value_of_it"
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "-",
-        "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
-    },
-}
+_ARGUMENTS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+_TOOL = {"type": "function", "function": {"name": _NAME, "description": "-", "parameters": _ARGUMENTS}}
 
 
 @dataclass(frozen=True)
