@@ -186,14 +186,11 @@ class Rows:
         """Return why a row's answer ended with an error, if it did."""
         if not bool(self.state.answer.failed[row]):
             return None
-        num_tokens = len(self.state.answer_of(row))
+        after = f"after {len(self.state.answer_of(row))} tokens"
         if self.policy.companions.rows[row].is_stuck:
-            return Failure(
-                f"structure leaves no token to choose after {num_tokens} tokens: the form, or bans and biases with it, "
-                "allow none",
-                is_of_form=True,
-            )
-        return Failure(f"the model gave logits that are not numbers after {num_tokens} tokens", is_of_form=False)
+            told = f"structure leaves no token to choose {after}: the form, or bans and biases with it, allow none"
+            return Failure(told, is_of_form=True)
+        return Failure(f"the model gave logits that are not numbers {after}", is_of_form=False)
 
 
 def _timed(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
@@ -242,7 +239,7 @@ class OpenBatch(Rows):
                 pass
             return
         spans: list[Span] = []
-        while not spans or any(span.is_cut for span in spans):  # the prompts
+        while not spans or any(span.is_cut for span in spans):  # a prompt may take several passes
             spans = self._spans()
             self.step(self.runner, spans)
         self.state.may_prefill, copied, passes = False, self._copied_columns(), 0
