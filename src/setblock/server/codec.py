@@ -34,7 +34,8 @@ class Codec:
         self._tokenizer = tokenizer  # whose grammars the engine asks for
         self._call_form = cache(partial(call_form, self._encoder))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self.text = cache(self._text)  # of one token, special ones included
+        # Of one token, special ones included
+        self.text: Callable[[int], str] = cache(lambda token_id: self._decoder.decode([token_id]))
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -71,11 +72,6 @@ class Codec:
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a text to continue, or ids as they are. Raise `ApiError` if it is empty or no Unicode."""
         return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=True), param="prompt")
-
-    def _text(self, token_id: int) -> str:
-        text = self._decoder.decode([token_id])
-        assert isinstance(text, str)
-        return text
 
     def close(self) -> None:
         """End its thread."""

@@ -1,11 +1,10 @@
-"""Define what a client receives when something goes wrong: OpenAI's error object, with the status and code that belong
-to it.
+"""Define what a client receives when something goes wrong: OpenAI's error object, with its status and code.
 
 Knows HTTP. Knows nothing of models.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -74,9 +73,8 @@ def unavailable() -> ApiError:
     return ApiError(503, "the server is shutting down")
 
 
-def from_validation(errors: Iterable[Mapping[str, Any]]) -> ApiError:
+def from_validation(found: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the error for the first fault that pydantic finds in a body."""
-    found = list(errors)
     # Of what is a word or an object, the first fault is that of the word.
     is_word = [each["type"] == "literal_error" and isinstance(each["input"], Mapping) for each in found]
     error = found[is_word.index(False) if False in is_word else 0]

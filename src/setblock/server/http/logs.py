@@ -59,7 +59,6 @@ class RequestLog:
     """Name each request, and log it when it is over, as the outermost ASGI middleware. `scope["account"]` is its `Account`."""
 
     def __init__(self, app: ASGIApp, *, on_done: Callable[[Scope, int, Account], None]) -> None:
-        """Wrap `app`; `on_done` gets the scope, the status and the account."""
         self._app, self._on_done = app, on_done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
