@@ -1,5 +1,4 @@
-"""Hold what the routes share: the model's name, the engine's worker, the tokenizer, the counts; from a body to its
-answers.
+"""Hold what the routes share: the model's name, the worker, the tokenizer, the counts; from a body to its answers.
 
 Knows the engine and OpenAI's objects. Knows nothing of routes.
 """
@@ -138,6 +137,21 @@ class Reply:
         """Return the answers that are whole."""
         return [each for each in self.generations if each is not None]
 
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Return the tokens and passes of all answers that are whole."""
+        done, kinds = self.done, ("prefill", "block", "commit")
+        tokens = sum(each.num_tokens for each in done)
+        forwards = sum(each.num_forwards for each in done)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens,
+            "num_forwards": forwards,
+            "passes": {kind: sum(getattr(each.passes, kind) for each in done) for kind in kinds},
+            "tokens_per_forward": tokens / forwards if forwards else None,
+        }
+
     async def finish(self) -> None:
         """Wait until all answers are whole."""
         async for _ in self.progress():
@@ -146,16 +160,14 @@ class Reply:
     def close(self) -> None:
         """Give up what is not finished, and write down what became of the request."""
         self.serving.worker.give_up(self.places)
-        done = self.done
+        usage = self.usage
         self.account.fields |= {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": sum(each.num_tokens for each in done),
-            "num_forwards": sum(each.num_forwards for each in done),
+            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "num_forwards")},
             "finish_reasons": [None if each is None else each.finish_reason for each in self.generations],
             "decoding": self.settings.method,
         }
         if self.serving.config.logs_text:
-            self.account.fields["answers"] = [each.text for each in done]
+            self.account.fields["answers"] = [each.text for each in self.done]
 
     def _watch(self, place: int, made: Progress) -> None:
         metrics, now = self.serving.metrics, time.perf_counter()

@@ -4,7 +4,7 @@ Types and sizes are checked here; ranges by `DecodingSettings`, whose messages n
 not is refused by name, never ignored.
 """
 
-import math
+import json
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
 from setblock.section import Section
-from setblock.server.api.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from setblock.server.http.errors import bad_request, unsupported
 from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
 
+MAX_TOOLS = 128
 _NO_FUNCTIONS = "use tools"
 _NO_OPENAI_PENALTY = "use repetition_penalty"
 
@@ -95,8 +95,7 @@ def _field(row: Setting) -> tuple[Any, Any]:
     kind = Stop if row.name == "stop" else row.type
     if row.type in (int, float):
         high = MOST.get(row.name, row.range.high)
-        bounds: dict[str, Any] = {"minimum": row.range.low}
-        bounds |= {} if high in (math.inf, sys.float_info.max) else {"maximum": high}
+        bounds: dict[str, Any] = {"minimum": row.range.low} | ({"maximum": high} if high < sys.float_info.max else {})
         kind = Annotated[kind, Field(json_schema_extra=bounds)]
     elif row.name in MOST_LISTED:
         kind = Annotated[kind, Field(max_length=MOST_LISTED[row.name])]
@@ -110,6 +109,61 @@ class StreamOptions(Section, use_attribute_docstrings=True):
     """Send the usage in a separate chunk, the last one."""
     include_obfuscation: bool | None = None
     """Changes nothing: chunks are not padded."""
+
+
+class Function(Section):
+    """Describe a function that may be called. Its arguments are held to the schema, strict or not."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Section):
+    """Describe a tool."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Section):
+    """Hold the name of a function."""
+
+    name: str
+
+
+class NamedTool(Section):
+    """Name the one tool that is to be called."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class CalledFunction(Named):
+    """Hold a function with arguments, which are JSON in a text."""
+
+    arguments: str
+
+
+class ToolCall(Section):
+    """Hold a call in a message that comes back."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Return the call as chat templates take it, with the arguments as an object."""
+        try:
+            arguments = json.loads(self.function.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise bad_request("arguments of a tool call must be JSON", param="messages") from error
+        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class Message(Section):

@@ -13,13 +13,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
-from setblock.server.api.shapes import ChatShape, CompletionShape, usage_of
+from setblock.server.api.settings import calls_grammar
+from setblock.server.api.shapes import ChatShape, CompletionShape
 from setblock.server.api.streaming import EventStream, frames, is_done
-from setblock.server.api.tools import callable_tools, calls_grammar
-from setblock.server.http.errors import DESCRIBED, unavailable
-from setblock.server.http.logs import Account
-from setblock.server.serving import Serving
-from setblock.structure.kinds import Structure
+from setblock.server.http.errors import DESCRIBED, bad_request, unavailable
+from setblock.server.serving import Reply, Serving
 
 # The check itself is the gate's, before a body is read; here it is named in the schema.
 _KEY = Depends(HTTPBearer(auto_error=False, description="An API key, where the server was given any."))
@@ -41,15 +39,18 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     """Answer a chat."""
     serving.check_model(body.model)
     shape, grammar, described = ChatShape(), None, None
-    if tools := callable_tools(body.tools, body.tool_choice):
+    if not body.tools and body.tool_choice not in (None, "none", "auto"):
+        raise bad_request("tool_choice needs tools", param="tool_choice")
+    if body.tools and body.tool_choice != "none":
         form = await serving.codec.call_form()
-        grammar = calls_grammar(form, tools, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-        described = [tool.model_dump(exclude_none=True) for tool in tools]
+        grammar = calls_grammar(form, body)
+        described = [tool.model_dump(exclude_none=True) for tool in body.tools]
         shape = ChatShape(form)
     prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], tools=described)
     if serving.config.logs_text:
         request.scope["account"].fields["messages"] = [message.model_dump() for message in body.messages]
-    return await _answer(request, serving, body, [prompt], shape, grammar=grammar)
+    reply = await serving.open(body, [prompt], request.scope["account"], grammar=grammar)
+    return await _answer(request, body, reply, shape)
 
 
 @api.post("/v1/completions", responses=_STREAM)
@@ -59,7 +60,8 @@ async def completions(body: CompletionBody, request: Request, serving: Served) -
     prompts = [await serving.codec.encode_text(prompt) for prompt in body.prompt]
     if serving.config.logs_text:
         request.scope["account"].fields["prompts"] = body.prompt
-    return await _answer(request, serving, body, prompts, CompletionShape())
+    reply = await serving.open(body, prompts, request.scope["account"])
+    return await _answer(request, body, reply, CompletionShape())
 
 
 @api.get("/v1/models")
@@ -97,29 +99,19 @@ async def metrics(serving: Served) -> Response:
     return Response(generate_latest(serving.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _answer(
-    request: Request,
-    serving: Serving,
-    body: DecodingBody,
-    prompts: list[list[int]],
-    shape: CompletionShape,
-    *,
-    grammar: Structure | None = None,
-) -> Any:
-    account: Account = request.scope["account"]
-    reply = await serving.open(body, prompts, account, grammar=grammar)
-    head = {"id": f"{shape.prefix}-{account.id}", "created": int(time.time()), "model": serving.config.name}
+async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: CompletionShape) -> Any:
+    head = {"id": f"{shape.prefix}-{reply.account.id}", "created": int(time.time()), "model": body.model}
     if body.stream:
         with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return EventStream(reply, frames(reply, shape, head, with_usage=with_usage, with_events=bool(body.events)))
     if not await is_done(request.receive, reply, reply.finish()):
         return Response(status_code=499)
+    text_of, with_tokens = reply.serving.codec.text, bool(body.events)
     choices = [
-        shape.answer(place, each) | shape.end(place, each, serving.codec.text, with_tokens=bool(body.events))
+        shape.answer(place, each) | shape.end(place, each, text_of, with_tokens=with_tokens)
         for place, each in enumerate(reply.done)
     ]
-    usage = usage_of(reply.prompt_tokens, reply.done)
-    return {**head, "object": shape.whole, "choices": choices, "usage": usage}
+    return {**head, "object": shape.whole, "choices": choices, "usage": reply.usage}
 
 
 _FOLDER = files("setblock.server") / "page"

@@ -1,5 +1,7 @@
-"""Turn a body into `DecodingSettings`: the same parameters under the library's names, with a server's bounds."""
+"""Turn a body into `DecodingSettings`: the same parameters under the library's names, with a server's bounds, and its tools
+into a grammar."""
 
+import json
 import re
 import secrets
 from typing import Any
@@ -7,10 +9,12 @@ from typing import Any
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
-from setblock.server.api.protocol import ChatBody, DecodingBody
+from setblock.server.api.protocol import ChatBody, DecodingBody, NamedTool
 from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import MOST, OFFERED
-from setblock.structure.kinds import WORDS, Structure, structure_of
+from setblock.structure.calls import CallForm
+from setblock.structure.kinds import WORDS, Grammar, JsonSchema, Structure, structure_of
+from setblock.structure.schema import close
 
 
 def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
@@ -63,6 +67,32 @@ def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
             return {"json": schema}
     valid = "text, json_object, or json_schema with json_schema.schema"
     raise bad_request(f"response_format must be of type {valid}", param="response_format")
+
+
+def calls_grammar(form: CallForm, body: ChatBody) -> Grammar:
+    """Return what an answer with tools is held to. Raise `ApiError` for a schema that is not valid, or a wrong name."""
+    choice, parallel = body.tool_choice, body.parallel_tool_calls is not False
+    parameters: dict[str, Any] = {}
+    for number, tool in enumerate(body.tools or ()):
+        name, schema = tool.function.name, tool.function.parameters
+        if name in parameters:
+            raise bad_request(f"tools must have different names, and {name!r} occurs twice", param="tools")
+        try:
+            parameters[name] = json.loads(JsonSchema(schema or {"type": "object", "properties": {}}).schema)
+            close(parameters[name])
+        except SetBlockError as error:
+            raise bad_request(f"tools.{number}.function.parameters: {error}", param="tools") from error
+    allowed = parameters
+    if isinstance(choice, NamedTool):
+        wanted = choice.function.name
+        if wanted not in parameters:
+            names = ", ".join(parameters)
+            raise bad_request(f"tool_choice must name one of {names}, not {wanted!r}", param="tool_choice")
+        allowed, parallel = {wanted: parameters[wanted]}, False
+    try:
+        return form.grammar(allowed, required=choice not in (None, "auto"), parallel=parallel)
+    except SetBlockError as error:
+        raise bad_request(f"tools: {error}", param="tools") from error
 
 
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:

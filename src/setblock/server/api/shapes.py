@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from setblock.decoding.answer.generation import Generation, Reveal
+from setblock.decoding.answer.generation import Generation, Reveal, TokenLogprobs
 from setblock.decoding.answer.news import RowNews
 from setblock.structure.calls import CallForm, CallReader
 
@@ -31,9 +31,8 @@ class CompletionShape:
         """Return a choice with the whole text of an answer."""
         return _choice(index, text=generation.text)
 
-    def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
-        """Return the log-probabilities of an answer."""
-        tokens = _with_logprobs(generation)
+    def logprobs(self, tokens: list[tuple[int, TokenLogprobs]], text_of: TokenText) -> dict[str, Any]:
+        """Return the log-probabilities of the tokens of an answer."""
         texts = [text_of(token_id) for token_id, _ in tokens]
         return {
             "tokens": texts,
@@ -55,9 +54,16 @@ class CompletionShape:
 
     def end(self, index: int, generation: Generation, text_of: TokenText, *, with_tokens: bool) -> dict[str, Any]:
         """Return the fields of a choice that are known once its answer has ended."""
-        logprobs = None if generation.logprobs is None else self.logprobs(generation, text_of)
-        told = {"logprobs": logprobs, "finish_reason": self.finish_reason(index, generation)}
-        return told | ({"tokens": _tokens_json(generation, text_of)} if with_tokens else {})
+        told: dict[str, Any] = {"logprobs": None, "finish_reason": self.finish_reason(index, generation)}
+        if generation.logprobs is not None:
+            told["logprobs"] = self.logprobs(list(zip(generation.token_ids, generation.logprobs, strict=True)), text_of)
+        if with_tokens:
+            columns = zip(generation.token_ids, generation.revealed_by, generation.entropy, strict=True)
+            told["tokens"] = [
+                {"token_id": token_id, "text": text_of(token_id), "revealed_by": number, "entropy": _finite(entropy)}
+                for token_id, number, entropy in columns
+            ]
+        return told
 
 
 class ChatShape(CompletionShape):
@@ -70,6 +76,7 @@ class ChatShape(CompletionShape):
     def __init__(self, form: CallForm | None = None) -> None:
         """Write answers that call tools in this form, or none that does."""
         self._form = form
+        self._no_text = "" if form is None else None
         self._readers: dict[int, CallReader] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -90,7 +97,7 @@ class ChatShape(CompletionShape):
             del call["index"]
         return _choice(index, message=message | ({"tool_calls": calls} if calls else {}))
 
-    def logprobs(self, generation: Generation, text_of: TokenText) -> dict[str, Any]:
+    def logprobs(self, tokens: list[tuple[int, TokenLogprobs]], text_of: TokenText) -> dict[str, Any]:
         """See `CompletionShape`."""
 
         def entry(token_id: int, logprob: float) -> dict[str, Any]:
@@ -100,7 +107,7 @@ class ChatShape(CompletionShape):
 
         content = [
             {**entry(token_id, found.logprob), "top_logprobs": [entry(*each) for each in found.alternatives]}
-            for token_id, found in _with_logprobs(generation)
+            for token_id, found in tokens
         ]
         return {"content": content, "refusal": None}
 
@@ -108,10 +115,6 @@ class ChatShape(CompletionShape):
         """See `CompletionShape`. A call that was cut at the limit was not made."""
         made = index in self._readers and self._readers[index].calls > 0
         return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
-
-    @property
-    def _no_text(self) -> str | None:
-        return "" if self._form is None else None
 
     def _read(self, index: int, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return the text in a piece of an answer, and the parts of each call."""
@@ -129,21 +132,6 @@ class ChatShape(CompletionShape):
         return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
 
 
-def usage_of(prompt_tokens: int, generations: list[Generation]) -> dict[str, Any]:
-    """Return the tokens and passes of all answers to a request."""
-    tokens = sum(each.num_tokens for each in generations)
-    forwards = sum(each.num_forwards for each in generations)
-    kinds = ("prefill", "block", "commit")
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": tokens,
-        "total_tokens": prompt_tokens + tokens,
-        "num_forwards": forwards,
-        "passes": {kind: sum(getattr(each.passes, kind) for each in generations) for kind in kinds},
-        "tokens_per_forward": tokens / forwards if forwards else None,
-    }
-
-
 def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
     """Return what one pass did."""
 
@@ -159,21 +147,8 @@ def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
     }
 
 
-def _tokens_json(generation: Generation, text_of: TokenText) -> list[dict[str, Any]]:
-    columns = zip(generation.token_ids, generation.revealed_by, generation.entropy, strict=True)
-    return [
-        {"token_id": token_id, "text": text_of(token_id), "revealed_by": number, "entropy": _finite(entropy)}
-        for token_id, number, entropy in columns
-    ]
-
-
 def _choice(index: int, **fields: Any) -> dict[str, Any]:
     return {"index": index, **fields, "logprobs": None, "finish_reason": None}
-
-
-def _with_logprobs(generation: Generation) -> list[tuple[int, Any]]:
-    assert generation.logprobs is not None
-    return list(zip(generation.token_ids, generation.logprobs, strict=True))
 
 
 def _finite(value: float) -> float | None:

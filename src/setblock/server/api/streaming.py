@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from setblock.server.api.shapes import CompletionShape, pass_json, usage_of
+from setblock.server.api.shapes import CompletionShape, pass_json
 from setblock.server.http.errors import ApiError
 from setblock.server.serving import Reply
 
@@ -60,17 +60,15 @@ async def frames(
     extra = {"usage": None} if with_usage else {}
     text_of = reply.serving.codec.text
 
-    def frame(choice: dict[str, Any]) -> str:
-        return _frame({**head, "object": shape.piece, "choices": [choice], **extra})
+    def frame(*choices: dict[str, Any], **more: Any) -> str:
+        return _frame({**head, "object": shape.piece, "choices": choices, **extra, **more})
 
     for place in range(len(reply.generations)):
         if opening := shape.opening(place):
             yield frame(opening)
     try:
         async for place, made in reply.progress():
-            events = {}
-            if with_events and made.event is not None:
-                events["pass_event"] = pass_json(made.event, text_of)
+            events = {"pass_event": pass_json(made.event, text_of)} if with_events and made.event is not None else {}
             if made.text or events:
                 yield frame({**shape.text(place, made.text), **events})
             if (answer := made.generation) is not None:
@@ -80,8 +78,7 @@ async def frames(
         yield _frame(error.content())
         return
     if with_usage:
-        usage = usage_of(reply.prompt_tokens, reply.done)
-        yield _frame({**head, "object": shape.piece, "choices": [], "usage": usage})
+        yield frame(usage=reply.usage)
     yield "data: [DONE]\n\n"
 
 
