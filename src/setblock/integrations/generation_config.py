@@ -41,14 +41,6 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
     biases = {_single("sequence_bias", sequence): float(bias) for sequence, bias in pairs}
     never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
     asked = dict(options)
-    sampling: dict[str, Any] = {}
-    if config.do_sample:
-        sampling = {
-            "temperature": 1.0 if config.temperature is None else config.temperature,
-            "top_k": config.top_k or 0,
-            "top_p": 1.0 if config.top_p is None else config.top_p,
-            "min_p": config.min_p or 0.0,
-        }
     words = {_single("bad_words_ids", word) for word in config.bad_words_ids or ()}
     words -= {*end_of_text_ids(config)}  # as Transformers does
     base = DecodingSettings(
@@ -58,10 +50,12 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
         logit_bias={token_id: bias for token_id, bias in biases.items() if token_id not in never},
         banned_tokens=sorted({*never, *words, *(_plain(config.suppress_tokens) or ())}),
         stop=asked.pop("stop_strings", None) or (),
-        **sampling,
     )
-    if config.do_sample and asked.get("seed") is None:
-        asked["seed"] = int(torch.randint(2**62, ()))
+    if config.do_sample:
+        asked |= {name: getattr(config, name) for name in ("top_k", "top_p", "min_p")}
+        asked["temperature"] = 1.0 if config.temperature is None else config.temperature
+        if asked.get("seed") is None:
+            asked["seed"] = int(torch.randint(2**62, ()))
     return settings_asked(asked, base=base)
 
 

@@ -117,9 +117,7 @@ def sbd_generate(
     if streamer is not None:
         streamer.end()
     sequences = torch.cat([input_ids, new().to(input_ids.device)], dim=1)
-    if generation_config.return_dict_in_generate:
-        return GenerateDecoderOnlyOutput(sequences=sequences)
-    return sequences
+    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
 def _with_options(signature: inspect.Signature) -> inspect.Signature:

@@ -64,15 +64,14 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         if req_id in self._slot_of:
             self.slots.close(self._slot_of.pop(req_id))
 
-    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+    def prepare_inputs(self, input_batch: Any, req_states: Any) -> Any:
         """Ask for the logits after each prompt that ends in this pass, too: they say the first block's first token."""
         done = finished_prompts(input_batch)
         if len(done):
             last = torch.from_numpy(input_batch.query_start_loc_np[done + 1] - 1)
             indices = input_batch.logits_indices
             input_batch.logits_indices = torch.cat([indices, last.to(indices)])
-        inputs: dict[str, Any] = super().prepare_inputs(input_batch, req_states)
-        return inputs
+        return super().prepare_inputs(input_batch, req_states)
 
     def prepare_attn(
         self,
@@ -85,14 +84,14 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         for_capture: bool = False,
         ubatch_idx: int = 0,
         model_specific_attn_metadata: Any = None,
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Prepare as the default does, and add whether each request's pass is causal."""
         is_full = cudagraph_mode == vllm_api.CUDAGraphMode.FULL
         num_reqs = input_batch.num_reqs_after_padding if is_full else input_batch.num_reqs
         self._causal[:num_reqs] = 0
         self._causal[: input_batch.num_reqs] = self.slots.causal[input_batch.idx_mapping[: input_batch.num_reqs]]
         upper_bound = input_batch.seq_lens_cpu_upper_bound
-        metadata: dict[str, Any] = vllm_api.build_attn_metadata(
+        return vllm_api.build_attn_metadata(
             attn_groups=attn_groups,
             num_reqs=num_reqs,
             num_tokens=input_batch.num_tokens_after_padding if is_full else input_batch.num_tokens,
@@ -110,7 +109,6 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             causal=self._causal[:num_reqs],
             for_cudagraph_capture=for_capture,
         )
-        return metadata
 
 
 class BlockSampler:

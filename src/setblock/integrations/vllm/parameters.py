@@ -4,7 +4,6 @@ Knows names and ranges, which are those of `setblock generate`. In HTTP requests
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,25 +29,16 @@ def settings_of(params: Any) -> DecodingSettings:
     are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects. Raise `ParameterError` if a name is
     unknown, or a value out of its range.
     """
-    extra: Mapping[str, Any] = params.extra_args or {}
-    top_k = params.top_k if params.top_k and params.top_k > 0 else 0
-    asked = {name: value for name, value in extra.items() if name not in _OF_OTHERS}
-    if isinstance(asked.get("logit_bias"), str):
-        asked["logit_bias"] = _biases(asked["logit_bias"])
-    return settings_asked(
-        asked,
-        base=DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty),
-        offered=OFFERED,
-    )
-
-
-def _biases(text: str) -> dict[int, float]:
-    try:
-        return {int(token_id): float(bias) for token_id, bias in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
-        raise ParameterError(
-            f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {text!r}'
-        ) from None
+    asked = {name: value for name, value in (params.extra_args or {}).items() if name not in _OF_OTHERS}
+    if isinstance(biases := asked.get("logit_bias"), str):
+        try:
+            asked["logit_bias"] = {int(token_id): float(bias) for token_id, bias in json.loads(biases).items()}
+        except (ValueError, TypeError, AttributeError):
+            told = f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {biases!r}'
+            raise ParameterError(told) from None
+    top_k = max(0, params.top_k or 0)
+    base = DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty)
+    return settings_asked(asked, base=base, offered=OFFERED)
 
 
 @dataclass(frozen=True)

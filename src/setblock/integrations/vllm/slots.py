@@ -72,9 +72,7 @@ class BlockSlots:
             ends=tuple(each for each in ends if 0 <= each < self.vocab_size),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
-        companions = Accompanied([each.companion(terms, vocab_size=self.vocab_size) for each in settings.companions])
-        policy = Policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
-        policy.companions.hear(state)
+        policy = Policy([terms], [Accompanied(())], vocab_size=self.vocab_size, device=self.device)
         self._batch = [_joined([*self._batch, (state, policy)])]
         self._slots.append(slot)
         self.causal[slot] = 1
