@@ -139,7 +139,7 @@ from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.operating_point import label_of, point_from_json, point_to_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.sweeps.grid import grids_of, points_of
-from setblock.integrations.generation_config import OPTIONS
+from setblock.integrations.transformers import OPTIONS
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody

@@ -14,7 +14,7 @@ def page() -> str:
     """Return the page of all settings, a table for each group."""
     from setblock.cli.options import decoding_options
     from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS
-    from setblock.integrations import generation_config
+    from setblock.integrations import transformers
     from setblock.integrations.lm_eval import arguments
     from setblock.integrations.vllm import parameters
     from setblock.server.http import limits
@@ -23,7 +23,7 @@ def page() -> str:
         "command line": decoding_options.OFFERED,
         "server": limits.OFFERED,
         "harness": arguments.OFFERED,
-        "transformers": generation_config.OFFERED,
+        "transformers": transformers.OFFERED,
         "vllm": parameters.OFFERED,
     }
 

@@ -13,11 +13,10 @@ from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS, DecodingSettings
 from setblock.errors import ParameterError
-from setblock.integrations import generation_config
 from setblock.integrations.lm_eval import arguments
 from setblock.integrations.lm_eval.arguments import request_settings
 from setblock.integrations.lm_eval.arguments import settings_from as of_the_harness
-from setblock.integrations.transformers import sbd_generate
+from setblock.integrations.transformers import OFFERED, sbd_generate
 from setblock.integrations.vllm import parameters
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody
@@ -104,7 +103,7 @@ def test_vllm_takes_each(called: str, row: Setting) -> None:
 
 
 def test_transformers_is_told_of_each() -> None:
-    assert generation_config.OFFERED.keys() <= inspect.signature(sbd_generate).parameters.keys()
+    assert OFFERED.keys() <= inspect.signature(sbd_generate).parameters.keys()
 
 
 def test_hyperparameters_stand_beside_or_below() -> None:
