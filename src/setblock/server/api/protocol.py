@@ -230,11 +230,6 @@ class DecodingBody(_Settings):
                 raise unsupported(name, reason)
         return {key: each for key, each in value.items() if key not in REFUSED and key not in _IGNORED}
 
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """Return the name of the parameter that limits the tokens of an answer, and its value."""
-        return "max_tokens", self.max_tokens
-
 
 class ChatBody(DecodingBody):
     """Hold the body of POST /v1/chat/completions."""
@@ -253,24 +248,6 @@ class ChatBody(DecodingBody):
     top_logprobs: Logprobs | None = None
     """Also report this many of the most likely tokens in its place."""
 
-    @property
-    def limit(self) -> tuple[str, int | None]:
-        """See `DecodingBody`."""
-        newer = self.max_completion_tokens
-        if newer is None:
-            return super().limit
-        if self.max_tokens not in (None, newer):
-            told = "max_tokens and max_completion_tokens are the same limit: give one of them"
-            raise bad_request(told, param="max_completion_tokens")
-        return "max_completion_tokens", newer
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """Return how many alternatives of each token are reported; None for no log-probabilities."""
-        if self.top_logprobs is not None and not self.logprobs:
-            raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
-        return (self.top_logprobs or 0) if self.logprobs else None
-
 
 class CompletionBody(DecodingBody):
     """Hold the body of POST /v1/completions."""
@@ -279,8 +256,3 @@ class CompletionBody(DecodingBody):
     """One prompt or several: texts, continued without a chat template, or token ids."""
     logprobs: Logprobs | None = None
     """Report the log-probability of each token, and this many of its most likely alternatives."""
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """See `ChatBody`."""
-        return self.logprobs

@@ -102,8 +102,7 @@ async def metrics(serving: Served) -> Response:
 async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: CompletionShape) -> Any:
     head = {"id": f"{shape.prefix}-{reply.account.id}", "created": int(time.time()), "model": body.model}
     if body.stream:
-        with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return EventStream(reply, frames(reply, shape, head, with_usage=with_usage, with_events=bool(body.events)))
+        return EventStream(reply, frames(reply, shape, head, body))
     if not await is_done(request.receive, reply, reply.finish()):
         return Response(status_code=499)
     text_of, with_tokens = reply.serving.codec.text, bool(body.events)

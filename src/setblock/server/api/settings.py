@@ -23,7 +23,11 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     if body.method not in (None, default.method):  # whose operating point says nothing of another method's
         default = DecodingSettings()
     asked: dict[str, Any] = {row.name: getattr(body, called) for called, row in OFFERED.items()}
-    asked |= {"max_new_tokens": body.limit[1], "logprobs": body.num_logprobs, "sampler_options": body.sampler_options}
+    asked |= {"max_new_tokens": _limit(body)[1], "logprobs": body.logprobs, "sampler_options": body.sampler_options}
+    if isinstance(body, ChatBody):
+        if body.top_logprobs is not None and not body.logprobs:
+            raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
+        asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
     structure = structure_asked(body)
     if structure is not None and grammar is not None:
@@ -36,6 +40,17 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
         return settings_asked(asked, base=default)
     except SetBlockError as error:
         raise told(error, body) from error
+
+
+def _limit(body: DecodingBody) -> tuple[str, int | None]:
+    """Return the name of the parameter that limits the tokens of an answer, and its value."""
+    newer = body.max_completion_tokens if isinstance(body, ChatBody) else None
+    if newer is None:
+        return "max_tokens", body.max_tokens
+    if body.max_tokens not in (None, newer):
+        message = "max_tokens and max_completion_tokens are the same limit: give one of them"
+        raise bad_request(message, param="max_completion_tokens")
+    return "max_completion_tokens", newer
 
 
 def structure_asked(body: DecodingBody) -> Structure | None:
@@ -102,6 +117,6 @@ def told(error: SetBlockError, body: DecodingBody) -> ApiError:
         param = "messages" if isinstance(body, ChatBody) else "prompt"
         return bad_request(message, param=param, code="context_length_exceeded")
     for name, row in OFFERED.items():
-        message = message.replace(row.name, body.limit[0] if name == "max_tokens" else name)
+        message = message.replace(row.name, _limit(body)[0] if name == "max_tokens" else name)
     param = re.sub(r"^token ids of (the )?", "", message).partition(" ")[0].rstrip(":,")
     return bad_request(message, param=param if param in type(body).model_fields else None)

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from setblock.server.api.protocol import DecodingBody
 from setblock.server.api.shapes import CompletionShape, pass_json
 from setblock.server.http.errors import ApiError
 from setblock.server.serving import Reply
@@ -30,9 +31,7 @@ class EventStream(StreamingResponse):
         await is_done(receive, self._reply, self.stream_response(send), seconds=seconds)
 
 
-async def is_done(
-    receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], *, seconds: float | None = None
-) -> bool:
+async def is_done(receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], seconds: float | None = None) -> bool:
     """Close a reply once work on it is done, its client has left or time is over. Return whether it was the first."""
     tasks = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
@@ -52,13 +51,12 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def frames(
-    reply: Reply, shape: CompletionShape, head: dict[str, Any], *, with_usage: bool, with_events: bool
-) -> AsyncIterator[str]:
+async def frames(reply: Reply, shape: CompletionShape, head: dict[str, Any], body: DecodingBody) -> AsyncIterator[str]:
     """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted, `[DONE]`.
     A pass that made no text certain has a frame only where events are wanted. What goes wrong is the last event."""
+    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     extra = {"usage": None} if with_usage else {}
-    text_of = reply.serving.codec.text
+    with_events, text_of = bool(body.events), reply.serving.codec.text
 
     def frame(*choices: dict[str, Any], **more: Any) -> str:
         return _frame({**head, "object": shape.piece, "choices": choices, **extra, **more})
