@@ -38,8 +38,7 @@ class ServerConfig:
     hosts: Collection[str] = LOOPBACK_NAMES  # the names by which the server may be called; none for any
     default: DecodingSettings = field(default_factory=DecodingSettings)  # the settings of a request that says nothing
     logs_text: bool = False  # whether prompts and answers go into the log
-    # A prompt of the kind that the model answers well, for the playground; None where none is known
-    example: str | None = None
+    example: str | None = None  # a prompt that the model answers well, for the playground; None where none is known
     notice: str | None = None  # what users of the playground should know of the model first; None for nothing
 
 

@@ -19,20 +19,17 @@ from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHAR
 
 MAX_TOOLS = 128
 _NO_FUNCTIONS = "use tools"
-_NO_OPENAI_PENALTY = "use repetition_penalty"
 
 # What OpenAI's API has and this one has not: the values that ask for nothing, and why others are refused.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": ((None, []), _NO_FUNCTIONS),
     "function_call": ((None, "none"), _NO_FUNCTIONS),
-    "presence_penalty": ((None, 0), _NO_OPENAI_PENALTY),
-    "frequency_penalty": ((None, 0), _NO_OPENAI_PENALTY),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), ((None, 0), "use repetition_penalty")),
     "modalities": ((None, ["text"]), "only text comes in and goes out"),
     "audio": ((None,), "only text comes in and goes out"),
     "prediction": ((None,), "method exact drafts with the model itself"),
     "web_search_options": ((None,), "the server opens no outside connections"),
-    "reasoning_effort": ((None,), "the model has no such setting"),
-    "verbosity": ((None,), "the model has no such setting"),
+    **dict.fromkeys(("reasoning_effort", "verbosity"), ((None,), "the model has no such setting")),
     "store": ((None, False), "answers are not kept"),
     "suffix": ((None, ""), "text can only be continued"),
     "echo": ((None, False), "the prompt and its log-probabilities are not returned"),
@@ -182,7 +179,7 @@ class Message(Section):
         if isinstance(value, Mapping):
             if value.get("function_call"):
                 raise unsupported("messages.function_call", _NO_FUNCTIONS)
-            dropped = ("refusal", "tool_calls", "function_call", "audio", "annotations", "parsed")
+            dropped = ("refusal", "tool_calls", "function_call", "audio", "annotations")
             kept = {key: each for key, each in value.items() if key not in dropped or each not in (None, [])}
             kept.pop("parsed", None)  # the client's own reading of the content
             return {**kept, "content": kept.get("content") or ""} if "tool_calls" in kept else kept

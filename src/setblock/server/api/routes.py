@@ -1,6 +1,5 @@
 """Define the routes: OpenAI's, those that orchestrators and Prometheus call, and the playground's, one page from files of
-this package and nowhere else.
-"""
+this package and nowhere else."""
 
 import time
 from importlib.resources import files

@@ -11,9 +11,8 @@ OFFERED = offered(
     but_not=("branches", "prefill_chunk", "structure", "logprobs"),
     names={"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
 )
-MAX_BIASED_TOKENS = 1024
 MOST = {"block_size": 64, "draft_lookup": 64}  # of settings that have no limit in the library
-MOST_LISTED = {"stop_token_ids": 16, "banned_tokens": MAX_BIASED_TOKENS, "logit_bias": MAX_BIASED_TOKENS}
+MOST_LISTED = {"stop_token_ids": 16, "banned_tokens": 1024, "logit_bias": 1024}
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 64
 MAX_STOP_CHARACTERS = 256
