@@ -13,8 +13,7 @@ from setblock.server.api.protocol import ChatBody, DecodingBody, NamedTool
 from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import MOST, OFFERED
 from setblock.structure.calls import CallForm
-from setblock.structure.kinds import WORDS, Grammar, JsonSchema, Structure, structure_of
-from setblock.structure.schema import close
+from setblock.structure.kinds import WORDS, Grammar, JsonSchema, Structure, close, structure_of
 
 
 def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
