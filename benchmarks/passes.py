@@ -33,8 +33,7 @@ from measuring.timing import Spread, interleaved, seconds
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import quantize
-from setblock.roofline.cost import Precision
-from setblock.roofline.prediction import Prediction, predicted_speedup
+from setblock.roofline.prediction import Precision, Prediction, predicted_speedup
 from setblock.roofline.shape import shape_of
 
 WEIGHTS = tuple(f"{dtype}{stored}" for stored in ("", " prepacked", " int8") for dtype in ("float32", "bfloat16"))

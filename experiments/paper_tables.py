@@ -18,13 +18,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from setblock.roofline.cost import Operation, Precision
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import (
     BLOCK_SIZE,
     BLOCK_SIZES,
     KV_LENGTH,
     NFE_SPEEDUPS,
+    Operation,
+    Precision,
     Prediction,
     block_speedup,
     slowdown,

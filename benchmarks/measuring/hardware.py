@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from setblock.evaluation.sweeps import fingerprint
-from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE, Hardware, hardware_of_device
-from setblock.roofline.prediction import Prediction
+from setblock.roofline.prediction import Precision, Prediction
 from setblock.roofline.shape import shape_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -17,9 +17,8 @@ from setblock.decoding.drafts.control import DraftControl, RowDrafts
 from setblock.decoding.drafts.costs import LearnedCosts
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.model.protocol.runtime import Span
-from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.prediction import Prediction, block_speedup
+from setblock.roofline.prediction import Precision, Prediction, block_speedup
 from setblock.roofline.shape import PRESETS
 
 RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions

@@ -9,9 +9,8 @@ from typer.main import get_command
 from families import FAMILIES
 from setblock.cli.app import app
 from setblock.cli.measuring import roofline as command
-from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.prediction import Prediction, block_speedup, last_paying_batch
+from setblock.roofline.prediction import Precision, Prediction, block_speedup, last_paying_batch
 from setblock.roofline.shape import PRESETS
 
 TINY = FAMILIES["llama"] | {"vocab_size": 300}

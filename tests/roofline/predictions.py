@@ -1,8 +1,7 @@
 """Predictions that several tests make."""
 
-from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.prediction import Prediction
+from setblock.roofline.prediction import Precision, Prediction
 from setblock.roofline.shape import PRESETS
 
 

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 
 from roofline.predictions import predicted
 from setblock.errors import ParameterError
-from setblock.roofline.cost import Precision, bytes_of, experts_read
 from setblock.roofline.hardware import HARDWARE, hardware_named
 from setblock.roofline.prediction import (
+    Precision,
     Prediction,
     block_speedup,
+    bytes_of,
+    experts_read,
     last_paying_batch,
     predicted_speedup,
     slowdown,

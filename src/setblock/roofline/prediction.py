@@ -1,18 +1,76 @@
 """Predict the time of a pass: each operation at the speed of memory or of arithmetic, whichever is slower (paper,
 section 4).
 
-Knows costs and hardware. What it gives is a lower bound for a machine that overlaps nothing between operations and all within
-one, not a measurement.
+Knows shapes, types and hardware. What it gives is a lower bound for a machine that overlaps nothing between operations and all
+within one, not a measurement. What it leaves out is in `LEFT_OUT`.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from setblock.roofline.cost import Operation, Precision, bytes_of, pass_operations
+from setblock.errors import check_one_of
 from setblock.roofline.hardware import Hardware
-from setblock.roofline.shape import ModelShape
+from setblock.roofline.shape import LayerShape, ModelShape
+
+NumberType = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
+BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
+assert set(get_args(NumberType)) == set(BITS)
+
+
+def bytes_of(number_type: str) -> float:
+    """Return the bytes of one number."""
+    return BITS[number_type] / 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Hold the types of a pass."""
+
+    activations: str  # of what flows between layers
+    weights: str  # of the matrices, without the scales that come with integers (a few percent)
+    kv: str  # of the cached keys and values
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_one_of(f"type of {name}", value, BITS)
+
+    @classmethod
+    def of(cls, activations: str, *, weights: str | None = None, kv: str | None = None) -> "Precision":
+        """Return a precision of one type, except for those that are named."""
+        return cls(activations=activations, weights=weights or activations, kv=kv or activations)
+
+    @property
+    def linear_bits(self) -> int:
+        """Return what linear layers compute in: the wider of the two, since narrow weights are widened on the way."""
+        return max(BITS[self.weights], BITS[self.activations])
+
+    @property
+    def attention_bits(self) -> int:
+        """Return what attention computes in: 16 bits at least, whatever the cache holds, as in the paper."""
+        return max(16, BITS[self.activations])
+
+
+LEFT_OUT = (
+    "embedding look-up, norms, biases, rotary positions, softmax, activation functions and residual sums",
+    "launches of kernels, Python, the sampler, copies between host and device",
+    "what caches on the chip save, and how far kernels stay below the peaks",
+    "scales of quantised weights, and widening them",
+    "communication between devices: the model is on one",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """Describe one operation of a pass, over all layers that do it alike."""
+
+    name: str
+    flops: float  # floating-point operations; a multiplication and an addition are two
+    weight_bytes: float  # of weights read from memory
+    activation_bytes: float  # of inputs read and outputs written
+    kv_bytes: float  # of cached keys and values read
+    bits: int  # of the numbers it computes in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,20 +82,69 @@ class Prediction:
     precision: Precision
 
     def seconds(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> float:
-        """Return the seconds of one pass. The arguments are those of `pass_operations`; `outputs` are all tokens by default."""
+        """Return the seconds of one pass. The arguments are those of `operations`."""
         operations = self.operations(tokens, batch=batch, kv_length=kv_length, outputs=outputs)
         return sum(self.operation_seconds(operation) for operation in operations)
 
-    def operations(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> Iterator[Operation]:
-        """Return the operations of the pass, as `seconds` takes it."""
-        outputs = tokens if outputs is None else outputs
-        load = {"tokens": tokens, "batch": batch, "kv_length": kv_length, "outputs": outputs}
-        return pass_operations(self.shape, self.precision, **load)
-
     def operation_seconds(self, operation: Operation) -> float:
         """Return the predicted seconds of one operation."""
-        arithmetic = operation.flops / self.hardware.peak(operation.bits)
-        return max(arithmetic, operation.bytes / self.hardware.bandwidth)
+        moved = operation.weight_bytes + operation.activation_bytes + operation.kv_bytes
+        return max(operation.flops / self.hardware.peak(operation.bits), moved / self.hardware.bandwidth)
+
+    def operations(self, tokens: int, *, batch: int, kv_length: int, outputs: int | None = None) -> Iterator[Operation]:
+        """Yield the operations of one pass.
+
+        Args:
+            tokens: fed for each request: 1, k, or 2k in the fused pass.
+            batch: requests.
+            kv_length: positions that each request has in its cache before the pass.
+            outputs: positions of each request whose logits are computed: k in a block pass and in the fused one; None for all.
+        """
+        shape, rows = self.shape, batch * tokens
+        width = shape.head_dim * shape.heads
+        kv_width = shape.head_dim * shape.kv_heads
+        for layer in shape.layers:
+            yield self._linear("queries", rows, shape.hidden, width, layer.count)
+            yield self._linear("keys and values", rows, shape.hidden, kv_width, 2 * layer.count)
+            seen = tokens + (kv_length if layer.window is None else min(kv_length, layer.window - 1))
+            yield Operation(
+                name="attention",
+                flops=4 * layer.count * rows * seen * width,  # scores, and the sum of values: two products
+                weight_bytes=0,
+                activation_bytes=layer.count * 2 * rows * width * bytes_of(self.precision.activations),
+                kv_bytes=layer.count * 2 * batch * seen * kv_width * bytes_of(self.precision.kv),
+                bits=self.precision.attention_bits,
+            )
+            yield self._linear("attention output", rows, width, shape.hidden, layer.count)
+            yield from self._feed_forward(layer, rows)
+        if shape.vocabulary:
+            outputs = tokens if outputs is None else outputs
+            yield self._linear("LM head", batch * outputs, shape.hidden, shape.vocabulary, 1)
+
+    def _feed_forward(self, layer: LayerShape, rows: int) -> Iterator[Operation]:
+        hidden = self.shape.hidden
+        up_name, ups = ("gate and up", 2) if self.shape.gated else ("up", 1)
+        if layer.experts:
+            read, chosen = experts_read(layer, rows), rows * layer.active_experts
+            yield self._linear("router", rows, hidden, layer.experts, layer.count)
+            yield self._linear(f"experts' {up_name}", chosen, hidden, layer.width, ups * layer.count, copies=read)
+            yield self._linear("experts' down", chosen, layer.width, hidden, layer.count, copies=read)
+        dense = layer.shared_width if layer.experts else layer.width
+        if dense:
+            yield self._linear(up_name, rows, hidden, dense, ups * layer.count)
+            yield self._linear("down", rows, dense, hidden, layer.count)
+
+    def _linear(self, name: str, rows: int, inner: int, outer: int, count: int, *, copies: float = 1) -> Operation:
+        """Return `count` products of [rows, inner] by [inner, outer], each from memory and to it; each has `copies` sets of
+        weights."""
+        return Operation(
+            name=name,
+            flops=2 * count * rows * inner * outer,
+            weight_bytes=count * copies * inner * outer * bytes_of(self.precision.weights),
+            activation_bytes=count * rows * (inner + outer) * bytes_of(self.precision.activations),
+            kv_bytes=0,
+            bits=self.precision.linear_bits,
+        )
 
     def kv_memory(self, length: int) -> float:
         """Return the bytes that the cache of one request takes, all layers keeping every position."""
@@ -47,6 +154,14 @@ class Prediction:
         """Return how many requests fit with the weights, activations left out."""
         weights = self.shape.parameters * bytes_of(self.precision.weights)
         return max(0, int((self.hardware.memory - weights) // self.kv_memory(length)))
+
+
+def experts_read(layer: LayerShape, rows: int) -> float:
+    """Return how many of a layer's experts `rows` tokens need together, if each draws its own evenly and independently.
+
+    Real routers are less even, and tokens of one block more alike: fewer are read.
+    """
+    return layer.experts * (1 - (1 - layer.active_experts / layer.experts) ** rows)
 
 
 def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: int) -> float:

@@ -16,9 +16,8 @@ from setblock.decoding.drafts.gains import (
     Prospects,
 )
 from setblock.model.protocol.runtime import Span
-from setblock.roofline.cost import Precision
 from setblock.roofline.hardware import HARDWARE
-from setblock.roofline.prediction import Prediction, last_paying_batch
+from setblock.roofline.prediction import Precision, Prediction, last_paying_batch
 from setblock.roofline.shape import PRESETS
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich import box
 from rich.table import Table
@@ -11,9 +11,8 @@ from rich.text import Text
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option
 from setblock.errors import SetBlockError, one_line, warn
-from setblock.roofline.cost import BITS, LEFT_OUT, NumberType, Precision
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
-from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, Prediction, tables
+from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, LEFT_OUT, NumberType, Precision, Prediction, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
 _MODEL, _HARDWARE, _LOAD = "Model", "Hardware", "Load"  # panels
@@ -93,7 +92,7 @@ def _read_shape(source: str) -> tuple[ModelShape, str]:
         raise SetBlockError(f"model {source}: {error}") from error
     _check_shape(shape, config)
     dtype = str(config.get_text_config().dtype).removeprefix("torch.")
-    return shape, dtype if dtype in BITS else "bfloat16"
+    return shape, dtype if dtype in get_args(NumberType) else "bfloat16"
 
 
 def _check_shape(shape: ModelShape, config: Any) -> None:
