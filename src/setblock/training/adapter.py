@@ -78,9 +78,7 @@ def frozen_half(model: nn.Module) -> CleanHalf:
     head, gate = split_head(base), gate_of(base)
     assert gate is not None
 
-    def clean_half(
-        inputs: TrainingInputs, causal: Tensor, *, wrapped: nn.Module | None = None
-    ) -> tuple[CleanKeys, LogitsOf]:
+    def clean_half(inputs: TrainingInputs, wrapped: nn.Module | None) -> tuple[CleanKeys, LogitsOf]:
         keys: CleanKeys = {}
         kept: list[Tensor] = []
 
@@ -89,7 +87,7 @@ def frozen_half(model: nn.Module) -> CleanHalf:
             return hidden[:0]
 
         take, training = None if head is None else keep, base.training
-        run = partial(training_logits, base.eval(), inputs, causal, wrapped=wrapped, take=take)
+        run = partial(training_logits, base.eval(), inputs, inputs.causal, wrapped=wrapped, take=take)
         gate.set(None)
         try:
             with torch.no_grad():

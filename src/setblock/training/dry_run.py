@@ -102,7 +102,6 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     # 2. One step on fake tensors
     model, frozen = _model(recipe, args, config, tokenizer)
     everything, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
-    cost = token_cost(model)
 
     # 3. The whole training
     a_step = recipe.training.get("global_batch_size") or batch * gpus * args.gradient_accumulation_steps
@@ -112,7 +111,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         )
     if steps <= 0:
         steps = math.ceil(rows * args.num_train_epochs / a_step)
-    operations = float(cost.of(inputs)) * (a_step // batch) * steps
+    operations = float(token_cost(model).of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4
     checkpoint = trained * 4 * (1 if args.save_only_model else 3)
     kept = args.save_total_limit or (steps // int(args.save_steps) if args.save_steps >= 1 else 1)

@@ -36,9 +36,9 @@ from setblock.training.loss.loss import (
 LARGEST_DENSE_MASK = 1 << 30
 """Bytes that the attention masks of a pass may take where they are dense."""
 
-CleanHalf = Callable[..., tuple[CleanKeys, LogitsOf]]
-"""Runs the clean half of inputs once, without a graph. Takes the inputs, the clean outputs [M] of the flattened [B * T] whose
-logits may be asked for, and `wrapped` as `training_logits` does. Returns the half's keys and values, and these logits."""
+CleanHalf = Callable[[TrainingInputs, nn.Module | None], tuple[CleanKeys, LogitsOf]]
+"""Runs the clean half of inputs once, without a graph; the module is `wrapped` of `training_logits`. Returns its keys and
+values, and the logits at `TrainingInputs.causal`."""
 
 
 def training_logits(
@@ -64,14 +64,13 @@ def training_logits(
     length = inputs.input_ids.shape[1]
     first, end = inputs.columns(half)
     layout = Layout(model.config.get_text_config(), inputs.rows, half=half, clean_keys=clean_keys)
-    plan = plan_of(model)
     more: dict[str, Any] = {"layout": layout}
     if attends_runs(model):
         _refuse_large_mask(model, inputs, sum(layout.mask_sizes))
         mask = document_masks(layout, partial(_train_mask, inputs), device=inputs.input_ids.device)
     else:
-        mask = _mask(model, inputs, plan.implementation, first=first, end=end)
-        more = more if plan.by_document and clean_keys is not None else {}
+        mask = _mask(model, inputs, first=first, end=end)
+        more = more if plan_of(model).by_document and clean_keys is not None else {}
     with document_attention(model):
         return logits_at(
             model,
@@ -125,7 +124,7 @@ def training_loss(
     teacher: LogitsOf | None = None
     run = partial(training_logits, model, inputs, wrapped=wrapped)
     if clean_half is not None:
-        clean_keys, frozen = clean_half(inputs, inputs.causal, wrapped=wrapped)
+        clean_keys, frozen = clean_half(inputs, wrapped)
         teacher = frozen if has_teacher else None
         run = partial(run, half="noisy", clean_keys=clean_keys)
     teaches_itself = has_teacher and teacher is None
@@ -154,11 +153,10 @@ def training_loss(
     return replace(loss, total=loss.total + logits.sum())
 
 
-def _mask(
-    model: PreTrainedModel, inputs: TrainingInputs, implementation: str, *, first: int, end: int
-) -> AttentionMask:
+def _mask(model: PreTrainedModel, inputs: TrainingInputs, *, first: int, end: int) -> AttentionMask:
     """Return the mask over whole rows, of the queries from `first` on and the keys before `end`."""
     batch, device = len(inputs.input_ids), inputs.input_ids.device
+    implementation = plan_of(model).implementation
     if implementation != "flex_attention":
         itemsize = torch.bool.itemsize if implementation == "sdpa" else model.dtype.itemsize
         _refuse_large_mask(model, inputs, batch * (end - first) * end * itemsize)

@@ -16,8 +16,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from setblock.model.runners.forward import logits_at
 
-Scaling = Callable[[Tensor], Tensor]
-
 _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier")  # Cohere; Granite, HyperCLOVA X; Falcon-H1
 _TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling that is left out well above
 
@@ -27,7 +25,7 @@ class SplitHead:
     """Hold the head of a model as a function of hidden states, to be called inside of the model's forward pass."""
 
     module: nn.Module  # the model's own head
-    scaling: Scaling  # what the model does to the logits afterwards
+    scaling: Callable[[Tensor], Tensor]  # what the model does to the logits afterwards
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Map [m, D] to [m, V]."""
@@ -79,7 +77,7 @@ def _first_right(model: PreTrainedModel, heads: Sequence[SplitHead]) -> int | No
     return None
 
 
-def _scalings(config: PretrainedConfig) -> Iterator[Scaling]:
+def _scalings(config: PretrainedConfig) -> Iterator[Callable[[Tensor], Tensor]]:
     yield lambda logits: logits
     cap = getattr(config, "final_logit_softcapping", None)
     if cap:

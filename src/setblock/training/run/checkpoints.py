@@ -56,14 +56,10 @@ def check_run(folder: Path, recipe: Recipe, **known: Any) -> dict[str, Any]:
     path = folder / _RECIPE_FILE
     recorded = json.loads(path.read_text()) if path.is_file() else wanted
     for key, there, here in differences({key: recorded.get(key) for key in wanted}, wanted):
+        found = f"with {key} {there!r}, not {here!r}"
         if key == "documents":
-            raise SetBlockError(
-                f"{folder} holds a run on other documents, the recipe's data has changed since: delete it, or give another "
-                "training.output_dir"
-            )
-        raise SetBlockError(
-            f"{folder} holds a run with {key} {there!r}, not {here!r}: delete it, or give another training.output_dir"
-        )
+            found = "on other documents, the recipe's data has changed since"
+        raise SetBlockError(f"{folder} holds a run {found}: delete it, or give another training.output_dir")
     return wanted
 
 

@@ -107,9 +107,8 @@ class Completeness(TrainerCallback):
         record = output / f"checkpoint-{state.global_step}" / RECORD
         if record.is_file():
             recorded = {name: (tuple(shape), total) for name, (shape, total) in json.loads(record.read_text()).items()}
-            refuse_loss(
-                recorded, sums_of(trained_tensors(kwargs["model"]).items()), f"what was loaded of {record.parent}"
-            )
+            loaded = sums_of(trained_tensors(kwargs["model"]).items())
+            refuse_loss(recorded, loaded, f"what was loaded of {record.parent}")
         for later in whole_checkpoints(output) if args.should_save else ():
             if step_of(later) > state.global_step:
                 (later / RECORD).unlink()  # will be written again

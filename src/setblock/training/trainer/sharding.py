@@ -34,9 +34,8 @@ def share_buffers(model: nn.Module) -> None:
         raise SetBlockError(
             "fsdp_cpu_ram_efficient_loading must be false for an adapter on a model that ties its head to its embeddings"
         )
-    stored = model.state_dict().keys()
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    for name in buffers.keys() & stored:
+    for name in buffers.keys() & model.state_dict().keys():
         raise SetBlockError(f"fsdp_cpu_ram_efficient_loading must be false: the model's {name} can't be sent")
     sent = [{name: buffer.cpu() for name, buffer in buffers.items()} if PartialState().is_main_process else {}]
     broadcast_object_list(sent)
@@ -59,10 +58,8 @@ def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
         raise SetBlockError(
             "fsdp_state_dict_type must be SHARDED_STATE_DICT: each process writes its share of a checkpoint"
         )
-    if plugin.mixed_precision_policy is not None:
-        plugin.mixed_precision_policy = replace(
-            plugin.mixed_precision_policy, reduce_dtype=torch.float32, output_dtype=None
-        )
+    if (policy := plugin.mixed_precision_policy) is not None:
+        plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
 def with_tied_weights_visible(prepare: Callable[..., Any]) -> Callable[..., Any]:

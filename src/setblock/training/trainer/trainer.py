@@ -172,8 +172,7 @@ class SBDTrainer(Trainer):
                 none = inputs.ntp.index[:0]
                 inputs = replace(inputs, ntp=Targets(none, none))
                 # The noisy half can be run after the clean one where attention is a function that we can wrap.
-                runs_halves = plan_of(unwrapped(self.model)).by_document
-                if len(inputs.matp.index) and runs_halves:
+                if len(inputs.matp.index) and plan_of(unwrapped(self.model)).by_document:
                     clean_half = self._frozen_half
         return training_loss(
             self.accelerator.unwrap_model(model),
