@@ -34,9 +34,7 @@ class AdapterSection(Section):
         min_length=1,
         description="names of layers, a regular expression, or `all-linear`: all linear layers except the head",
     )
-    only_noisy: bool = Field(
-        False, description="act on the future block only: next-token decoding stays exactly the base model's"
-    )
+    only_noisy: bool = Field(False, description="act on the future block only: plain decoding stays the base model's")
     keep_adapter: bool = Field(False, description="also save the adapter, next to the weights that it was merged into")
 
 

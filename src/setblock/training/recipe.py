@@ -22,15 +22,9 @@ from setblock.yaml_loader import YAMLLoader, read_yaml
 class ModelSection(Section):
     """Choose what to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
 
-    path: str | None = Field(
-        None, description="the checkpoint to start from: a folder, a hub id or a name, such as `bundled`"
-    )
-    config: dict[str, Any] | None = Field(
-        None, description="a Transformers config with model_type, to start from random weights"
-    )
-    vocab_size: int | None = Field(
-        None, description="with config: vocabulary size of the tokenizer, which is trained on the data"
-    )
+    path: str | None = Field(None, description="what to start from: a folder, a hub id or a name, such as `bundled`")
+    config: dict[str, Any] | None = Field(None, description="a Transformers config with model_type, for random weights")
+    vocab_size: int | None = Field(None, description="with config: size of the tokenizer that is trained on the data")
     seed: int = Field(0, description="with config: seed of the random weights")
     dtype: Literal["float32", "bfloat16"] | None = Field(
         None,
@@ -59,16 +53,12 @@ class ModelSection(Section):
 class DecodingEvaluationSection(Section):
     """Decode a few held-out examples periodically, one token a pass and in blocks, so that speed is seen to grow."""
 
-    task: str = Field(
-        "word-problems", description="a task of `setblock evaluate`; the evaluation uses its validation split"
-    )
+    task: str = Field("word-problems", description="a task of `setblock evaluate`; its validation split is used")
     allow_code_execution: bool = Field(  # a permission, and no part of what is trained
         False, exclude=True, description="run the programs that the model writes for a coding task"
     )
     limit: int = Field(32, ge=1, description="how many examples")
-    every: int = Field(
-        250, ge=1, description="optimiser steps between two evaluations; one comes before the first step"
-    )
+    every: int = Field(250, ge=1, description="optimiser steps between evaluations; one comes before the first step")
     gammas: tuple[float, ...] = Field((0.1,), min_length=1, description="entropy bounds to decode with")
     exact: bool = Field(True, description="also decode in method exact")
     block_size: int | None = Field(None, ge=1, description="null: the default of decoding")
