@@ -40,39 +40,37 @@ class Hardware:
         )
 
 
-def _row(name: str, *, bandwidth: float, memory: float, fp32: float, bf16: float, eight: float | None) -> Hardware:
+def _row(name: str, *, bandwidth: float, memory: float, tflops: dict[int, float]) -> Hardware:
     """Return a data sheet's row: bandwidth in bytes/s, memory in GB, peaks in TFLOPS."""
-    peaks = {32: fp32 * TFLOPS, 16: bf16 * TFLOPS}
-    if eight is not None:
-        peaks[8] = eight * TFLOPS
+    peaks = {bits: peak * TFLOPS for bits, peak in tflops.items()}
     return Hardware(name=name, bandwidth=bandwidth, peaks=peaks, memory=memory * GB)
 
 
 # Data sheets print the tensor cores' figures with sparsity; these are the dense halves.
 _ROWS = (
     # NVIDIA H100 Tensor Core GPU data sheet, SXM: FP32 67, BF16 1,979 and FP8 3,958 with sparsity, 3.35 TB/s.
-    _row("h100", bandwidth=3.35 * TB, memory=80, fp32=67, bf16=989.5, eight=1979),
+    _row("h100", bandwidth=3.35 * TB, memory=80, tflops={32: 67, 16: 989.5, 8: 1979}),
     # Set Block Decoding, figure 11: 3.35 TiB/s, a tenth more than the data sheet's 3.35 TB/s.
-    _row("paper-h100", bandwidth=3.35 * 1024**4, memory=80, fp32=67, bf16=989, eight=1978),
+    _row("paper-h100", bandwidth=3.35 * 1024**4, memory=80, tflops={32: 67, 16: 989, 8: 1978}),
     # NVIDIA H200 Tensor Core GPU data sheet, SXM: the compute of an H100, 4.8 TB/s.
-    _row("h200", bandwidth=4.8 * TB, memory=141, fp32=67, bf16=989.5, eight=1979),
+    _row("h200", bandwidth=4.8 * TB, memory=141, tflops={32: 67, 16: 989.5, 8: 1979}),
     # NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM: BF16 312, INT8 624 (it has no FP8), 2,039 GB/s.
-    _row("a100", bandwidth=2.039 * TB, memory=80, fp32=19.5, bf16=312, eight=624),
+    _row("a100", bandwidth=2.039 * TB, memory=80, tflops={32: 19.5, 16: 312, 8: 624}),
     # NVIDIA DGX B200 data sheet, an eighth of the machine: FP8 72 PFLOPS with sparsity, 64 TB/s, 1,440 GB. BF16 is half FP8;
     # FP32 from NVIDIA's HGX page, 600 TFLOPS for eight.
-    _row("b200", bandwidth=8 * TB, memory=180, fp32=75, bf16=2250, eight=4500),
+    _row("b200", bandwidth=8 * TB, memory=180, tflops={32: 75, 16: 2250, 8: 4500}),
     # NVIDIA L4 Tensor Core GPU data sheet: FP32 30.3, BF16 242 and FP8 485 with sparsity, 300 GB/s.
-    _row("l4", bandwidth=0.3 * TB, memory=24, fp32=30.3, bf16=121, eight=242.5),
+    _row("l4", bandwidth=0.3 * TB, memory=24, tflops={32: 30.3, 16: 121, 8: 242.5}),
     # NVIDIA Ada GPU architecture white paper, appendix A: BF16 165.2 and FP8 330.3 with FP32 accumulation, 1,008 GB/s.
-    _row("rtx-4090", bandwidth=1.008 * TB, memory=24, fp32=82.6, bf16=165.2, eight=330.3),
+    _row("rtx-4090", bandwidth=1.008 * TB, memory=24, tflops={32: 82.6, 16: 165.2, 8: 330.3}),
     # AMD Instinct MI300X data sheet: FP32 163.4, BF16 1,307.4, FP8 2,614.9, 5.3 TB/s.
-    _row("mi300x", bandwidth=5.3 * TB, memory=192, fp32=163.4, bf16=1307.4, eight=2614.9),
+    _row("mi300x", bandwidth=5.3 * TB, memory=192, tflops={32: 163.4, 16: 1307.4, 8: 2614.9}),
     # Apple, October 2021: 10.4 TFLOPS of the 32-core GPU, 400 GB/s. One figure for all types: none is named for others.
-    _row("m1-max", bandwidth=0.4 * TB, memory=64, fp32=10.4, bf16=10.4, eight=None),
+    _row("m1-max", bandwidth=0.4 * TB, memory=64, tflops={32: 10.4, 16: 10.4}),
     # Apple's specification: 120 GB/s. Apple names no TFLOPS: 10 cores of 128 lanes at the 1.47 GHz that third parties report.
-    _row("m4", bandwidth=0.12 * TB, memory=32, fp32=3.76, bf16=3.76, eight=None),
+    _row("m4", bandwidth=0.12 * TB, memory=32, tflops={32: 3.76, 16: 3.76}),
     # Apple's specification of the 40-core GPU: 546 GB/s. Four times the cores of the M4, so roughly four times its TFLOPS.
-    _row("m4-max", bandwidth=0.546 * TB, memory=128, fp32=15, bf16=15, eight=None),
+    _row("m4-max", bandwidth=0.546 * TB, memory=128, tflops={32: 15, 16: 15}),
 )
 
 HARDWARE = {hardware.name: hardware for hardware in _ROWS}

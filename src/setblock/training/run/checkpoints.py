@@ -167,13 +167,12 @@ def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
 def _check_shared(output: Path, args: SBDConfig) -> None:
     """Refuse folders that processes don't share, where a checkpoint is written by few of them, or a share by each."""
     path = output / ".shared"
-    (token,) = {each for each in gather_object([os.urandom(8).hex() if args.process_index == 0 else ""]) if each}
     if args.process_index == 0:
-        path.write_text(token)
+        path.write_text(os.urandom(8).hex())
     gather_object([None])  # written
-    mine = path.read_text() if path.is_file() else ""
-    seen = gather_object([(mine == token, args.local_process_index == 0)])
-    is_shared, nodes = all(same for same, _ in seen), sum(first for _, first in seen)
+    token = path.read_text() if path.is_file() else ""
+    seen = gather_object([(token, args.local_process_index == 0)])
+    is_shared, nodes = len({each for each, _ in seen}) == 1, sum(first for _, first in seen)
     if args.process_index == 0:
         path.unlink()
     if is_shared and args.save_on_each_node and nodes > 1:

@@ -168,12 +168,9 @@ class _EvaluationAtTheEnd(TrainerCallback):
 def _refuse_missing_reporters(args: SBDConfig) -> None:
     """Refuse reporters that are not installed: the Trainer would find out after the model is loaded, by a stack trace."""
     installed = get_available_reporting_integrations()
-    missing = sorted(set(args.report_to) - set(installed))
-    if missing:
-        raise SetBlockError(
-            f"training.report_to {missing[0]}: its package is not installed; use none"
-            + "".join(f" or {name}" for name in installed)
-        )
+    if missing := sorted(set(args.report_to) - set(installed)):
+        others = " or ".join(["none", *installed])
+        raise SetBlockError(f"training.report_to {missing[0]}: its package is not installed; use {others}")
 
 
 def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
