@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError, one_line
+from setblock.errors import SetBlockError, check_installed, one_line
 from setblock.model.adapter.adapter import gated, quiet_peft
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import CleanKeys
@@ -41,10 +41,9 @@ class AdapterSection(Section):
 def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
     """Put a new adapter into the layers of `sbd.model`, freeze everything else, and return the model in PEFT's wrapper, which
     adds how they are saved and loaded. Raise `SetBlockError` if PEFT is not installed, or the model has no such layers."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise SetBlockError("training an adapter needs PEFT: pip install 'setblock[peft]'") from error
+    check_installed("training an adapter", "peft", extra="peft")
+    from peft import LoraConfig, get_peft_model
+
     mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
     config = LoraConfig(
         task_type="CAUSAL_LM",
