@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 import typer
 
 from setblock.cli.messages import print_json, print_message, silence_libraries
-from setblock.cli.options.groups import JSON, argument, option
+from setblock.cli.options.groups import JSON, argument, option, optional
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.library import KQuant
 from setblock.integrations.llama_cpp.options import CacheType
@@ -43,8 +43,8 @@ def fetch(
 def merge(
     adapter: Path = argument(..., "A folder with an adapter: RUN/checkpoint-500, RUN/sbd_adapter, or RUN.", "ADAPTER"),
     output: Path = option(..., "Folder to save the model in.", metavar="DIR"),
-    model: str | None = option(
-        None, "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe."
+    model: str | None = optional(
+        "Folder or hub id of the model that the adapter was trained on. Default: the model of its recipe."
     ),
 ) -> None:
     """Merge an adapter into the model that it was trained on.
@@ -60,14 +60,13 @@ def merge(
 
 def export(
     model: str = option(..., "Folder, hub id or name of a checkpoint, or `bundled`."),
-    file: Path | None = option(None, "The GGUF file to write.", "--output"),
-    adapter: Path | None = option(
-        None,
+    file: Path | None = optional("The GGUF file to write.", "--output"),
+    adapter: Path | None = optional(
         "A new folder for the checkpoint's adapter on the future block, which --adapter takes, instead of a GGUF file.",
         metavar="FOLDER",
     ),
-    uno: Path | None = option(
-        None, "The same, for an adapter in UNO's form, as SGLang's --uno-lora-path reads it.", metavar="FOLDER"
+    uno: Path | None = optional(
+        "The same, for an adapter in UNO's form, as SGLang's --uno-lora-path reads it.", metavar="FOLDER"
     ),
     weights: Literal[CacheType, KQuant] = option(
         "f16",

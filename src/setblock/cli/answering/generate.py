@@ -14,7 +14,7 @@ from rich.text import Text
 from setblock.cli.answering.compare import CONTROLS
 from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json, settings_offered
-from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group
+from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group, optional
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
 from setblock.decoding.answer.generation import Generation, generation_json
@@ -35,13 +35,13 @@ _PIPE = Path("-")
 class GenerateOptions(DecodingOptions):
     """Hold how answers are decoded, what form they have, and what is reported of them."""
 
-    json_schema: Path | None = option(None, "The answer is JSON that is valid under the schema in this file.")
-    regex: str | None = option(None, "The answer as a whole matches this regular expression.", is_rare=True)
-    choice: list[str] | None = option(
-        None, "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT", is_rare=True
+    json_schema: Path | None = optional("The answer is JSON that is valid under the schema in this file.")
+    regex: str | None = optional("The answer as a whole matches this regular expression.", is_rare=True)
+    choice: list[str] | None = optional(
+        "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT", is_rare=True
     )
-    grammar: Path | None = option(
-        None, "The answer follows the grammar in this file, in llguidance's notation.", is_rare=True
+    grammar: Path | None = optional(
+        "The answer follows the grammar in this file, in llguidance's notation.", is_rare=True
     )
 
     def settings(self) -> DecodingSettings:
@@ -68,15 +68,13 @@ def generate(
         "--trace",
         panel=OUTPUT,
     ),
-    source: Path | None = option(
-        None,
+    source: Path | None = optional(
         'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, with an '
         'optional "id"; - reads them from stdin. Needs --output.',
         "--input",
         panel="Many prompts",
     ),
-    target: Path | None = option(
-        None,
+    target: Path | None = optional(
         "File for the answers; - prints them. Each line is what --json prints, in the order of the prompts. The same "
         "command resumes an interrupted run, if it writes a file.",
         "--output",

@@ -10,7 +10,7 @@ import typer
 
 from setblock.cli.messages import print_message
 from setblock.cli.options.decoding_options import PointOptions
-from setblock.cli.options.groups import argument, option, option_group, options_of
+from setblock.cli.options.groups import argument, option, option_group, optional, options_of
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.engine.limits import EngineLimits
 from setblock.errors import ParameterError, SetBlockError, check_installed
@@ -34,21 +34,18 @@ def serve(
     positional: str | None = argument(None, "The same as --model.", "MODEL"),
     host: str = option("127.0.0.1", "Address to listen on. 0.0.0.0 accepts other machines.", panel=SERVER),
     port: int = option(8000, "Port to listen on; 0 chooses a free one.", panel=SERVER),
-    name: str | None = option(
-        None,
+    name: str | None = optional(
         "Model id for clients. Default: the name of the folder, or the hub id.",
         "--served-model-name",
         panel=SERVER,
         metavar="ID",
     ),
-    key_file: Path | None = option(
-        None,
+    key_file: Path | None = optional(
         f"File with the API keys that clients need, one per line. Alternative: the variable {KEYS_VARIABLE}, with commas.",
         panel=SERVER,
     ),
     no_keys: bool = option(False, "Accept other machines without API keys.", panel=SERVER),
-    allowed_hosts: list[str] | None = option(
-        None,
+    allowed_hosts: list[str] | None = optional(
         "Host name that clients may use, such as that of a proxy. Can be repeated. Default: the loopback names if the "
         "server listens on the loopback address, else any name.",
         "--allowed-host",

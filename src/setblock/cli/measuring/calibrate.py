@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.groups import JSON, OUTPUT, option, option_group
+from setblock.cli.options.groups import JSON, OUTPUT, option, option_group, optional
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
@@ -30,10 +30,8 @@ class CalibrationOptions:
         metavar="MEASURE=PERCENT",
     )
     confidence: float = option(0.95, "Probability that the chosen setting keeps the tolerance, from 0.5 to 0.999.")
-    domain: str | None = option(None, "Name of this kind of request. Default: the task's or file's.", metavar="NAME")
-    results: Path | None = option(
-        None, "Decode nothing: use the outcomes of a finished `setblock sweep` of this model."
-    )
+    domain: str | None = optional("Name of this kind of request. Default: the task's or file's.", metavar="NAME")
+    results: Path | None = optional("Decode nothing: use the outcomes of a finished `setblock sweep` of this model.")
 
 
 def calibrate(
@@ -42,8 +40,7 @@ def calibrate(
     task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
-    output: Path | None = option(
-        None,
+    output: Path | None = optional(
         "Write to a copy of the checkpoint in this new folder. The model stays unchanged.",
         panel=OUTPUT,
         metavar="FOLDER",

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
-from setblock.cli.options.groups import JSON, option
+from setblock.cli.options.groups import JSON, option, optional
 from setblock.errors import SetBlockError, one_line, warn
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, LEFT_OUT, NumberType, Precision, Prediction, tables
@@ -20,28 +20,23 @@ _MODEL, _HARDWARE, _LOAD = "Model", "Hardware", "Load"  # panels
 
 def roofline(
     *,
-    model: str | None = option(
-        None,
+    model: str | None = optional(
         f"Folder or hub id (only its config is read), or one of {', '.join(PRESETS)}. "
         f"Default: {PAPER_MODEL} on the paper's H100.",
         panel=_MODEL,
     ),
-    dtype: NumberType | None = option(
-        None,
+    dtype: NumberType | None = optional(
         "Type of the activations, and of weights and cache unless they are given. Default: the type in the config, or "
         "bfloat16. Without --model: float8, as in the paper.",
         panel=_MODEL,
     ),
-    weights: NumberType | None = option(None, "Type of the weights.", panel=_MODEL),
-    kv: NumberType | None = option(None, "Type of the cached keys and values.", panel=_MODEL),
-    hardware: str | None = option(
-        None, f"One of {', '.join(HARDWARE)}. Default: h100.", panel=_HARDWARE, metavar="NAME"
+    weights: NumberType | None = optional("Type of the weights.", panel=_MODEL),
+    kv: NumberType | None = optional("Type of the cached keys and values.", panel=_MODEL),
+    hardware: str | None = optional(f"One of {', '.join(HARDWARE)}. Default: h100.", panel=_HARDWARE, metavar="NAME"),
+    bandwidth: float | None = optional(
+        "Memory bandwidth, instead of that of --hardware.", panel=_HARDWARE, metavar="GB/s"
     ),
-    bandwidth: float | None = option(
-        None, "Memory bandwidth, instead of that of --hardware.", panel=_HARDWARE, metavar="GB/s"
-    ),
-    peak: float | None = option(
-        None,
+    peak: float | None = optional(
         "Peak of dense arithmetic in the type that is used, instead of that of --hardware.",
         panel=_HARDWARE,
         metavar="TFLOPS",

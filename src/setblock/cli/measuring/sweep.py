@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table
 
 from setblock.cli.messages import print_json, stdout_console
-from setblock.cli.options.groups import JSON, OUTPUT, option
+from setblock.cli.options.groups import JSON, OUTPUT, optional
 from setblock.cli.options.model import ModelOptions, load_model
 from setblock.cli.options.tasks import GridOptions, TaskOptions
 from setblock.decoding.settings.operating_point import label_of
@@ -22,14 +22,12 @@ def sweep(
     task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
-    output: Path | None = option(
-        None,
+    output: Path | None = optional(
         "Add a line of JSON to this file for each finished setting, with the outcome of every example. The same "
         "command resumes an interrupted sweep. A file of another model, task or commit is refused.",
         panel=OUTPUT,
     ),
-    results_file: Path | None = option(
-        None,
+    results_file: Path | None = optional(
         "Show the results in the file of an earlier sweep, and decode nothing. Options of task, model and grid have no"
         " effect.",
         "--results",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import print_message
-from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group
+from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group, optional
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.asked import sampler_told, settings_asked
 from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
@@ -43,7 +43,7 @@ def settings_offered(*groups: Group) -> Offered:
                 "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
                 "ones."
             )
-            typed = option(None, told, "--sampler-option", metavar="KEY=VALUE", is_rare=True)
+            typed = optional(told, "--sampler-option", metavar="KEY=VALUE", is_rare=True)
             offered["sampler_options"] = (list[str] | None, typed)
     return offered
 
@@ -89,8 +89,7 @@ class PointOptions:
 class DecodingOptions(PointOptions):
     """Hold how an answer is decoded."""
 
-    domain: str | None = option(
-        None,
+    domain: str | None = optional(
         "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so the most "
         "careful, of all domains.",
         metavar="NAME",

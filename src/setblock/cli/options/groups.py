@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Container
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
@@ -35,6 +35,10 @@ def option(default: Any, told: str, *names: str, panel: str | None = None, is_ra
         more: typer's own arguments, such as `metavar`.
     """
     return _typed(default, typer.Option(..., *names, help=told, rich_help_panel=panel, hidden=is_rare, **more))
+
+
+optional = partial(option, None)
+"""An `option` that is None where nothing is typed."""
 
 
 def argument(default: Any, told: str, metavar: str, **more: Any) -> Any:

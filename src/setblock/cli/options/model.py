@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options.decoding_options import key_values
-from setblock.cli.options.groups import option, option_group
+from setblock.cli.options.groups import option, option_group, optional
 from setblock.errors import ParameterError, SetBlockError, converted, did_you_mean, warn
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
@@ -29,27 +29,23 @@ Quantization = Literal["int8"]  # as in `setblock.model.weights`, which takes se
 class ModelOptions:
     """Hold which model, and how it is loaded."""
 
-    path: str | None = option(
-        None,
+    path: str | None = optional(
         "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: `bundled`, the included model.",
         "--model",
     )
-    adapter: Path | None = option(
-        None,
+    adapter: Path | None = optional(
         "Folder with an adapter that drafts for method exact: RUN/sbd_adapter, one of `setblock export`, or UNO's. The text "
         "stays the model's.",
         metavar="FOLDER",
         is_rare=True,
     )
     dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.", is_rare=True)
-    device: str | None = option(
-        None,
+    device: str | None = optional(
         "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
         is_rare=True,
     )
     trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.", is_rare=True)
-    quantization: Quantization | None = option(
-        None,
+    quantization: Quantization | None = optional(
         "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
         is_rare=True,
     )
@@ -58,8 +54,7 @@ class ModelOptions:
         "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers.",
         is_rare=True,
     )
-    prepack: bool | None = option(
-        None,
+    prepack: bool | None = optional(
         "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
         "--quantization. Default: generate, compare, evaluate and serve do so for weights in half precision.",
         "--prepack/--no-prepack",
@@ -157,24 +152,20 @@ OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions)}
 class RuntimeOptions(ModelOptions):
     """Hold which model, and who runs it."""
 
-    runtime: Literal["transformers", "llama-cpp"] | None = option(
-        None,
+    runtime: Literal["transformers", "llama-cpp"] | None = optional(
         "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
         "default for GGUF files if it is installed.",
         is_rare=True,
     )
-    runtime_options: list[str] | None = option(
-        None,
+    runtime_options: list[str] | None = optional(
         f"An option of llama.cpp, such as n_ctx=4096: {', '.join(OF_LLAMA)}. Can be repeated.",
         "--runtime-option",
         metavar="KEY=VALUE",
         is_rare=True,
     )
-    draft_text: Path | None = option(
-        None,
+    draft_text: Path | None = optional(
         "JSON Lines file of answers that the model gave before, or of answers like them: method exact copies drafts from "
         "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
-        metavar="FILE",
         is_rare=True,
     )
 

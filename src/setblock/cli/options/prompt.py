@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from setblock.cli.options.groups import DECODING, option, option_group
+from setblock.cli.options.groups import DECODING, option, option_group, optional
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ class PromptOptions:
     """Hold how a prompt is given to the model."""
 
     raw: bool = option(False, "Continue the prompt as plain text, without the chat template.", is_rare=True)
-    system: str | None = option(None, "System message before the prompt.", metavar="TEXT")
+    system: str | None = optional("System message before the prompt.", metavar="TEXT")
 
     def asked(self, prompt: str | None) -> "Prompt | None":
         """Return what the model is asked; None if no PROMPT is given. Raise `SetBlockError` if options exclude each other, or

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import silence_libraries
-from setblock.cli.options.groups import argument, option, option_group
+from setblock.cli.options.groups import argument, option_group, optional
 from setblock.errors import check_installed
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ class RecipeOptions:
     """Hold which recipe, and what is replaced in it."""
 
     recipe: Path = argument(..., "A YAML file; the folder recipes/ of the repository has examples.", "RECIPE")
-    overrides: list[str] | None = option(
-        None,
+    overrides: list[str] | None = optional(
         "Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",
         "--set",
         metavar="SECTION.KEY=VALUE",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import progress, resumable
 from setblock.cli.options.decoding_options import key_values, setting_option, with_own_sampler
-from setblock.cli.options.groups import TASK, option, option_group
+from setblock.cli.options.groups import TASK, option, option_group, optional
 from setblock.data.tasks import TASKS, Task, task_named
 from setblock.data.tasks.task import Split
 from setblock.decoding.samplers.named import SAMPLERS
@@ -36,19 +36,16 @@ def batch_size_option(default: int) -> Any:
 class ExamplesOptions:
     """Hold which examples a model is asked, and how its answers are judged."""
 
-    task: str | None = option(
-        None,
+    task: str | None = optional(
         f"The task: {', '.join(TASKS)}, or a Python file of your own: FILE or FILE:NAME. Default: {DEFAULT_TASK}.",
         metavar="NAME",
     )
-    source: Path | None = option(
-        None,
+    source: Path | None = optional(
         'Ask the records of a file instead of a task. Each line is {"prompt": "..."}, with or without a "completion", or '
         '{"messages": [...]}. The completion, or an assistant\'s message at the end, is the right answer.',
         "--input",
     )
-    judge: str | None = option(
-        None,
+    judge: str | None = optional(
         f"With --input: how an answer is compared with the right one: {', '.join(JUDGES)}. Default: {DEFAULT_JUDGE}, if the "
         "file has right answers.",
         metavar="NAME",
@@ -59,13 +56,12 @@ class ExamplesOptions:
         "Run the programs that the model writes for a coding task: in bubblewrap, or, where that is not installed, with limits "
         "on time and memory alone.",
     )
-    split: Split | None = option(
-        None,
+    split: Split | None = optional(
         "The split of a task's examples: test for results, validation for choosing settings. Default: test; of calibrate, "
         "validation.",
     )
-    limit: int | None = option(
-        None, "Number of examples, at least 1. Default: 100; of calibrate, 1000; or all records of --input."
+    limit: int | None = optional(
+        "Number of examples, at least 1. Default: 100; of calibrate, 1000; or all records of --input."
     )
 
     def chosen(self, *, split: Split = "test", limit: int = 100) -> tuple[Task[Any], "Asked"]:
@@ -126,23 +122,20 @@ class TaskOptions(ExamplesOptions):
 class GridOptions:
     """Hold the operating points of a sweep."""
 
-    methods: list[str] | None = option(
-        None, "sbd or exact. Can be repeated. Default: both. ntp always runs once.", "--method"
+    methods: list[str] | None = optional(
+        "sbd or exact. Can be repeated. Default: both. ntp always runs once.", "--method"
     )
-    samplers: list[str] | None = option(
-        None,
+    samplers: list[str] | None = optional(
         f"A sampler to sweep in method sbd: {', '.join(SAMPLERS)}. Can be repeated. Default: entropy-prefix.",
         "--sampler",
         metavar="NAME",
     )
-    grid: list[str] | None = option(
-        None,
+    grid: list[str] | None = optional(
         f"Values of a sampler's parameter (factor=0.5,1), or of {' or '.join(name for name in POINT if name != 'sampler')}. "
         "Can be repeated. All combinations are decoded. Default: several values of each sampler's main parameter.",
         metavar="KEY=V,V,...",
     )
-    grid_file: Path | None = option(
-        None,
+    grid_file: Path | None = optional(
         "A YAML file with a list of grids, such as `- {sampler: factor, factor: [0.5, 1], block_size: [4, 16]}`. "
         "Replaces the other options of this group.",
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
-from setblock.cli.options.groups import JSON, option, option_group
+from setblock.cli.options.groups import JSON, option, option_group, optional
 from setblock.cli.options.recipe import RecipeOptions
 from setblock.errors import SetBlockError, check_one_of
 from setblock.roofline.hardware import HARDWARE, hardware_of_device
@@ -30,14 +30,14 @@ class EstimateOptions:
     """Hold what `--dry-run` assumes."""
 
     gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1)
-    memory: float | None = option(None, "With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0)
+    memory: float | None = optional("With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0)
     hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`.")
     share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1)
 
 
 def train(
     recipe: RecipeOptions,
-    output: Path | None = option(None, "Output folder. Default: training.output_dir of the recipe.", metavar="DIR"),
+    output: Path | None = optional("Output folder. Default: training.output_dir of the recipe.", metavar="DIR"),
     dry_run: bool = option(False, "Train nothing: estimate memory, disk space and time, without loading weights."),
     *,
     assumed: EstimateOptions,
