@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options.decoding_options import key_values
@@ -100,18 +100,8 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
 
     silence_libraries()
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    model = checked_for_blocks(
-        lambda: load(
-            options.source,
-            dtype=dtype,
-            device=options.device,
-            trust_remote_code=options.trust_remote_code,
-            quantization=options.quantization,
-            adapter=options.adapter,
-        ),
-        str(options.source),
-        blocks=blocks,
-    )
+    how = {name: getattr(options, name) for name in ("device", "trust_remote_code", "quantization", "adapter")}
+    model = checked_for_blocks(lambda: load(options.source, dtype=dtype, **how), str(options.source), blocks=blocks)
     if options.prepack:
         model.prepack()
     elif options.prepack is None and fastest and options.quantization is None and prepacking_pays(model.model):
@@ -197,10 +187,7 @@ class RuntimeOptions(ModelOptions):
             raise ParameterError(
                 f"--runtime-option {name} is not known{did_you_mean(name, OF_LLAMA)}; there are {', '.join(OF_LLAMA)}"
             )
-        values: dict[str, Any] = dict(given)
-        for name in given:
-            if OF_LLAMA[name] in (int, int | None):
-                values[name] = converted(f"--runtime-option {name}", values[name], int)
+        values = {name: converted(f"--runtime-option {name}", text, OF_LLAMA[name]) for name, text in given.items()}
         return LlamaOptions(**values)
 
 
