@@ -4,7 +4,8 @@ import difflib
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,6 +29,16 @@ def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> Non
     while frame.f_globals["__name__"].partition(".")[0] in ("setblock", "torch") and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+@contextmanager
+def prefixed(prefix: str) -> Iterator[None]:
+    """Put what it is about, such as a model or the line of a file, before the message of a `SetBlockError` that is raised while
+    active."""
+    try:
+        yield
+    except SetBlockError as error:
+        raise SetBlockError(f"{prefix}: {error}") from error
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

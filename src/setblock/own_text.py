@@ -17,7 +17,7 @@ from setblock.data.texts.records import records_of
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 from setblock.files import whole_lines, writing
 from setblock.model.sbd_model import SBDModel
 
@@ -28,10 +28,8 @@ def questions_of(section: DataSection) -> Iterator[Prompt]:
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
         for record in records:
-            try:
+            with prefixed(record.where):
                 yield _prompt([value_of(record, column, shape) for column in shape.columns])
-            except SetBlockError as error:
-                raise SetBlockError(f"{record.where}: {error}") from error
 
 
 def _prompt(values: list[Any]) -> Prompt:

@@ -10,7 +10,7 @@ import typer
 
 from setblock.cli.messages import print_json, print_message, silence_libraries
 from setblock.cli.options.groups import JSON, argument, option, optional
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 from setblock.integrations.llama_cpp.library import KQuant
 from setblock.integrations.llama_cpp.options import CacheType
 
@@ -130,10 +130,8 @@ def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> No
     silence_libraries()
     config, _ = load_tokenizer(model)
     facts = read_facts(config)
-    try:
+    with prefixed(f"model {model}"):
         write_adapter(Path(model) / ADAPTER_FOLDER, facts, folder, uno=uno)
-    except SetBlockError as error:
-        raise SetBlockError(f"model {model}: {error}") from error
     assert facts is not None
     if uno:
         options = {

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option, optional
-from setblock.errors import SetBlockError, one_line, warn
+from setblock.errors import SetBlockError, one_line, prefixed, warn
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, LEFT_OUT, NumberType, Precision, Prediction, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
@@ -80,11 +80,9 @@ def _read_shape(source: str) -> tuple[ModelShape, str]:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # Transformers raises anything over a broken or missing config
         raise SetBlockError(f"can't read the config of model {source}: {one_line(error)}") from error
-    try:
+    with prefixed(f"model {source}"):
         refuse_unsupported(config)
         shape = shape_of(config, name=source)
-    except SetBlockError as error:
-        raise SetBlockError(f"model {source}: {error}") from error
     _check_shape(shape, config)
     dtype = str(config.get_text_config().dtype).removeprefix("torch.")
     return shape, dtype if dtype in get_args(NumberType) else "bfloat16"
