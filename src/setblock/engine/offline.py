@@ -15,7 +15,7 @@ from setblock.engine.engine import Engine
 from setblock.engine.files import AnswerFile, AnswerPipe, Key, PromptLine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
-from setblock.errors import SetBlockError
+from setblock.errors import prefixed
 from setblock.model.protocol.runtime import LanguageModel
 
 MOST_CACHED = 65536
@@ -96,11 +96,9 @@ def _asked(
     """Return all that is asked for, by the requests' ids, checked before anything is answered."""
     asked = {}
     for line in lines:
-        try:
+        with prefixed(line.where):
             token_ids = encode_prompt(model.tokenizer, line.prompt, raw=raw)
             limit_of(model, len(token_ids), settings)
-        except SetBlockError as error:
-            raise SetBlockError(f"{line.where}: {error}") from error
         for sample in range(settings.n):
             name = f"{line.number}.{sample}"
             asked[name] = Request(name, token_ids, settings.of_sample(sample)), (line.number, sample), line

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.texts.chat import Piece, chat_pieces
 from setblock.data.texts.records import SourceRecord, records_of
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Encoder:
             yield from self._tokenised(chunk, cut, shape)
 
     def _cut(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Cut":
-        try:
+        with prefixed(record.where):
             values = [value_of(record, column, shape) for column in shape.columns]
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
             contents: list[str] | None = None
@@ -65,8 +65,6 @@ class Encoder:
                 values, contents = _held_apart(values, shape, special)
             if found is None or self.data.special_tokens != "drop":
                 pieces = self._pieces(values, shape, record.columns.get("tools"))
-        except SetBlockError as error:
-            raise SetBlockError(f"{record.where}: {error}") from error
         return pieces, found is not None, contents
 
     def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
-from setblock.errors import SetBlockError, warn
+from setblock.errors import SetBlockError, prefixed, warn
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -77,10 +77,8 @@ def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
     """Return the chat messages that a file has at some place. Raise `SetBlockError` with the place if it is no list of them."""
     if not isinstance(found, list) or not found:
         raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
-    try:
+    with prefixed(where):
         return checked_messages(found)
-    except SetBlockError as error:
-        raise SetBlockError(f"{where}: {error}") from error
 
 
 def _is_text_part(part: Any) -> bool:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from setblock.decoding.settings.asked import usual_block_size
-from setblock.errors import SetBlockError, check_at_least
+from setblock.errors import SetBlockError, check_at_least, prefixed
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.parameters import Served, width_of
 from setblock.integrations.vllm.plugin import PREFIX, STOCK
@@ -66,10 +66,8 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
 
     check_at_least(1, block_size=block_size)
     config, _ = load_tokenizer(model)
-    try:
+    with prefixed(f"model {model}"):
         facts = facts_of(config)
-    except SetBlockError as error:
-        raise SetBlockError(f"model {model}: {error}") from error
     name = (config.architectures or ["of no name"])[0]
     if name not in STOCK:
         raise SetBlockError(

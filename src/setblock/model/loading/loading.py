@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from setblock.errors import SetBlockError, SetBlockWarning, warn
+from setblock.errors import SetBlockError, SetBlockWarning, prefixed, warn
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
@@ -85,12 +85,10 @@ def load(
         )
     config = _config_of(source, trust_remote_code)
     metadata = gguf.metadata_of(source) if is_gguf(source) else None
-    try:
+    with prefixed(f"model {source}"):
         refuse_unsupported(config)
         vocab_size = config.get_text_config().vocab_size
         facts = read_facts(config) if metadata is None else gguf.facts_in(metadata, source, vocab_size=vocab_size)
-    except SetBlockError as error:
-        raise SetBlockError(f"model {source}: {error}") from error
 
     if adapter is not None:
         if facts is not None and facts.noisy_adapter:
@@ -147,10 +145,8 @@ def load(
     if model.device.type == "cpu":
         keep_freed_memory()
     _STEPS.info("trying out how %s is called, on a small copy of it", config.model_type)
-    try:
+    with prefixed(f"model {source}"):
         plan = plan_attention(model, alternatives=() if attn_implementation else ("eager",))
-    except SetBlockError as error:
-        raise SetBlockError(f"model {source}: {error}") from error
     if plan.context is not None:
         warn(f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}")
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)

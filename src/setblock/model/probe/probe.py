@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError, one_line
+from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.model.attention.attention import AttentionPlan, planned, set_plan
 from setblock.model.probe.agreement import (
     BATCH,
@@ -76,10 +76,8 @@ def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None
 
 @torch.inference_mode()
 def _found_plan(model: PreTrainedModel, alternatives: Sequence[str], device: torch.device) -> AttentionPlan:
-    try:
+    with prefixed(f"{model.config.model_type} can't be decoded in blocks"):
         small = small_copy(model, device=device)
-    except SetBlockError as error:
-        raise SetBlockError(f"{model.config.model_type} can't be decoded in blocks: {error}") from error
     thresholds = thresholds_of(model.config, small)
     low = with_low(small, thresholds)
     own: str = model.config.get_text_config()._attn_implementation
