@@ -102,8 +102,7 @@ def _show(comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, pro
             console.print()
             console.print(_legend(side), soft_wrap=True)
     console.print(_table(comparison))
-    for line in _verdict(comparison):
-        console.print(Text(line), soft_wrap=True)
+    console.print(Text("\n".join(_verdict(comparison))), soft_wrap=True)
 
 
 def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: Generation) -> list[str]:

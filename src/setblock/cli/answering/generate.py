@@ -224,9 +224,7 @@ def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) ->
         for index in each.dropped:
             del standing[index]
         standing |= {token.index: token for token in (each.corrected, *each.revealed) if token is not None}
-        console.print()
-        console.print(_head(each), soft_wrap=True)
-        console.print(_block(each, standing), soft_wrap=True)
+        console.print("", _head(each), _block(each, standing), sep="\n", soft_wrap=True)
     tokens, count = len(trace.tokens), len(trace.passes)
     figures = f"{counted(tokens, 'token')}, {counted(count, 'forward')}, {tokens / count:.2f} tokens per forward"
     console.print(Text(f"\n{figures}", style="dim"), soft_wrap=True)
@@ -251,17 +249,15 @@ def _range(entropies: list[float]) -> str:
 
 def _block(traced: "TracedPass", standing: "dict[int, TracedToken]") -> Text:
     new = {token.index for token in (traced.corrected, *traced.revealed) if token is not None}
-    end = min((index for index, token in standing.items() if token.is_end), default=traced.start + traced.size - 1)
+    end = min([traced.start + traced.size - 1, *(index for index, token in standing.items() if token.is_end)])
     text = Text("  ")
-    for index in range(traced.start, min(end, traced.start + traced.size - 1) + 1):
-        if index not in standing:
+    for index in range(traced.start, end + 1):
+        if (token := standing.get(index)) is None:
             text.append("_", style="dim")
-        elif index in new:
-            text.append(f"[{_shown(standing[index])}]", style=f"bold {_STYLES[traced.kind]}")
+            continue
+        told = "end of text" if token.is_end else token.text.replace("\n", "↵").translate(CONTROLS)
+        if index in new:
+            text.append(f"[{told}]", style=f"bold {_STYLES[traced.kind]}")
         else:
-            text.append(_shown(standing[index]))
+            text.append(told)
     return text
-
-
-def _shown(token: "TracedToken") -> str:
-    return "end of text" if token.is_end else token.text.replace("\n", "↵").translate(CONTROLS)
