@@ -95,13 +95,10 @@ def columns(before: str = "{task.description}", after: str = "") -> tuple[Progre
     return TextColumn(before), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn(after)
 
 
-Told = Callable[[str, int, int | None], None]
-"""Of what is under way: its name, how much of it is done, and of how much (None where nobody knows)."""
-
-
 @contextmanager
-def progress() -> Iterator[Told]:
-    """Show a bar on stderr, if it is a terminal, for each name in its turn."""
+def progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show a bar on stderr, if it is a terminal, for each name in its turn. It is told the name of what is under way, how much
+    of it is done, and of how much (None where nobody knows)."""
     console = Console(stderr=True, highlight=False)
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
@@ -121,17 +118,14 @@ _PATIENCE = 5.0
 @contextmanager
 def slow_steps_named() -> Iterator[None]:
     """Say what is being done, while active, if it takes seconds: the steps that the library logs, one line for each."""
-    logger, timers = logging.getLogger("setblock.steps"), list[threading.Timer]()
-
-    def forget_the_last() -> None:
-        while timers:
-            timers.pop().cancel()
+    logger, timer = logging.getLogger("setblock.steps"), threading.Timer(0, print)  # of no step yet: never started
 
     def wait_for_the_next(record: logging.LogRecord) -> bool:
-        forget_the_last()
-        timers.append(threading.Timer(_PATIENCE, print_message, [f"{record.getMessage()} ..."]))
-        timers[0].daemon = True
-        timers[0].start()
+        nonlocal timer
+        timer.cancel()
+        timer = threading.Timer(_PATIENCE, print_message, [f"{record.getMessage()} ..."])
+        timer.daemon = True
+        timer.start()
         return True  # the record goes on to whoever else handles it
 
     logger.setLevel(logging.INFO)
@@ -140,7 +134,7 @@ def slow_steps_named() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(wait_for_the_next)
-        forget_the_last()
+        timer.cancel()
 
 
 def silence_early() -> None:

@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
 
@@ -83,7 +83,9 @@ def serve(
             f"--host {host} accepts other machines and needs API keys: give --key-file or {KEYS_VARIABLE}, "
             "or allow anybody with --no-keys"
         )
-    of_engine, of_server = (_chosen(kind, limits) for kind in (EngineLimits, ServerLimits))
+    given = vars(limits)
+    of_engine = EngineLimits(**{name: given[name] for name in given.keys() & EngineLimits.__dataclass_fields__})
+    of_server = ServerLimits(**{name: given[name] for name in given.keys() & ServerLimits.__dataclass_fields__})
     bound, url = listen(host, port)
     notice = warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
@@ -111,11 +113,6 @@ def serve(
         on_start=lambda: print_message(f"serving {config.name}: playground at {url}/, API at {url}/v1"),
     )
     raise typer.Exit(code)
-
-
-def _chosen(kind: Any, options: LimitOptions) -> Any:
-    known = kind.__dataclass_fields__
-    return kind(**{name: value for name, value in vars(options).items() if name in known})
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,7 +1,6 @@
 """Read the recipe of a command: its file, and values to replace in it."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,5 +37,4 @@ class RecipeOptions:
             from datasets import disable_progress_bars
 
             disable_progress_bars()
-        replaced: Mapping[str, Any] = dict(parse_override(text) for text in self.overrides or [])
-        return load_recipe(self.recipe, overrides={**replaced, **values})
+        return load_recipe(self.recipe, overrides=dict(map(parse_override, self.overrides or [])) | values)
