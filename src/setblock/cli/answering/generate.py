@@ -14,7 +14,7 @@ from rich.text import Text
 from setblock.cli.answering.compare import CONTROLS
 from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json, settings_offered
-from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group, optional
+from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group, optional, rare
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
 from setblock.decoding.answer.generation import Generation, generation_json
@@ -36,13 +36,11 @@ class GenerateOptions(DecodingOptions):
     """Hold how answers are decoded, what form they have, and what is reported of them."""
 
     json_schema: Path | None = optional("The answer is JSON that is valid under the schema in this file.")
-    regex: str | None = optional("The answer as a whole matches this regular expression.", is_rare=True)
-    choice: list[str] | None = optional(
-        "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT", is_rare=True
+    regex: str | None = rare("The answer as a whole matches this regular expression.")
+    choice: list[str] | None = rare(
+        "The answer is one of these texts. Repeat the option for each text.", metavar="TEXT"
     )
-    grammar: Path | None = optional(
-        "The answer follows the grammar in this file, in llguidance's notation.", is_rare=True
-    )
+    grammar: Path | None = rare("The answer follows the grammar in this file, in llguidance's notation.")
 
     def settings(self) -> DecodingSettings:
         """See `DecodingOptions`."""

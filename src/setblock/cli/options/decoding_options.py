@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import print_message
-from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group, optional
+from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group, rare
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.asked import sampler_told, settings_asked
 from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
@@ -43,8 +43,7 @@ def settings_offered(*groups: Group) -> Offered:
                 "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
                 "ones."
             )
-            typed = optional(told, "--sampler-option", metavar="KEY=VALUE", is_rare=True)
-            offered["sampler_options"] = (list[str] | None, typed)
+            offered["sampler_options"] = (list[str] | None, rare(told, "--sampler-option", metavar="KEY=VALUE"))
     return offered
 
 
@@ -89,11 +88,10 @@ class PointOptions:
 class DecodingOptions(PointOptions):
     """Hold how an answer is decoded."""
 
-    domain: str | None = optional(
+    domain: str | None = rare(
         "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so the most "
         "careful, of all domains.",
         metavar="NAME",
-        is_rare=True,
     )
 
     def settings_for(self, model: "LanguageModel") -> DecodingSettings:

@@ -37,8 +37,8 @@ def option(default: Any, told: str, *names: str, panel: str | None = None, is_ra
     return _typed(default, typer.Option(..., *names, help=told, rich_help_panel=panel, hidden=is_rare, **more))
 
 
-optional = partial(option, None)
-"""An `option` that is None where nothing is typed."""
+optional, rare = partial(option, None), partial(option, None, is_rare=True)
+"""Options that are None where nothing is typed. Only `--help-all` shows a `rare` one."""
 
 
 def argument(default: Any, told: str, metavar: str, **more: Any) -> Any:

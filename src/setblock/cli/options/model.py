@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from setblock.cli.messages import print_message, print_warning, silence_libraries, slow_steps_named
 from setblock.cli.options.decoding_options import key_values
-from setblock.cli.options.groups import option, option_group, optional
+from setblock.cli.options.groups import option, option_group, optional, rare
 from setblock.errors import ParameterError, SetBlockError, converted, did_you_mean, warn
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
@@ -33,32 +33,28 @@ class ModelOptions:
         "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: `bundled`, the included model.",
         "--model",
     )
-    adapter: Path | None = optional(
+    adapter: Path | None = rare(
         "Folder with an adapter that drafts for method exact: RUN/sbd_adapter, one of `setblock export`, or UNO's. The text "
         "stays the model's.",
         metavar="FOLDER",
-        is_rare=True,
     )
     dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.", is_rare=True)
-    device: str | None = optional(
-        "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU.",
-        is_rare=True,
+    device: str | None = rare(
+        "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU."
     )
     trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.", is_rare=True)
-    quantization: Quantization | None = optional(
-        "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`).",
-        is_rare=True,
+    quantization: Quantization | None = rare(
+        "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`)."
     )
     compile: bool = option(
         False,
         "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers.",
         is_rare=True,
     )
-    prepack: bool | None = optional(
+    prepack: bool | None = rare(
         "On a CPU: convert the weights to the layout of its matrix kernels once, at the start. Excludes "
         "--quantization. Default: generate, compare, evaluate and serve do so for weights in half precision.",
         "--prepack/--no-prepack",
-        is_rare=True,
     )
 
     @property
@@ -142,21 +138,18 @@ OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions)}
 class RuntimeOptions(ModelOptions):
     """Hold which model, and who runs it."""
 
-    runtime: Literal["transformers", "llama-cpp"] | None = optional(
+    runtime: Literal["transformers", "llama-cpp"] | None = rare(
         "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
-        "default for GGUF files if it is installed.",
-        is_rare=True,
+        "default for GGUF files if it is installed."
     )
-    runtime_options: list[str] | None = optional(
+    runtime_options: list[str] | None = rare(
         f"An option of llama.cpp, such as n_ctx=4096: {', '.join(OF_LLAMA)}. Can be repeated.",
         "--runtime-option",
         metavar="KEY=VALUE",
-        is_rare=True,
     )
-    draft_text: Path | None = optional(
+    draft_text: Path | None = rare(
         "JSON Lines file of answers that the model gave before, or of answers like them: method exact copies drafts from "
-        "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one.",
-        is_rare=True,
+        "them, too. The text of an answer does not depend on it. Default: the model's own file, if it has one."
     )
 
     @property
