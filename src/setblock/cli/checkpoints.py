@@ -134,15 +134,12 @@ def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> No
         write_adapter(Path(model) / ADAPTER_FOLDER, facts, folder, uno=uno)
     assert facts is not None
     if uno:
-        options = {
-            "model-path": model,
-            "speculative-algorithm": "UNO",
-            "uno-lora-path": folder,
-            "speculative-num-draft-tokens": usual_block_size(facts.block_sizes),
-            "attention-backend": "fa3",
-        }
-        given = " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in options.items())
-        purpose, command = "To serve it with SGLang on one GPU", f"python -m sglang.launch_server {given}"
+        purpose = "To serve it with SGLang on one GPU"
+        command = (
+            f"python -m sglang.launch_server --model-path {shlex.quote(model)} --speculative-algorithm UNO "
+            f"--uno-lora-path {shlex.quote(str(folder))} --speculative-num-draft-tokens "
+            f"{usual_block_size(facts.block_sizes)} --attention-backend fa3"
+        )
     else:
         purpose = "To decode with it, name the model that it was trained on"
         command = f"setblock generate --model BASE --adapter {shlex.quote(str(folder))}"
