@@ -5,21 +5,15 @@
 """
 
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from setblock.data.tasks.task import (
-    ChatExample,
-    Example,
-    Program,
-    Task,
-    TextExample,
-    Verdict,
-    split_path,
-    tasks_of_file,
-)
+from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict
 from setblock.errors import ParameterError, did_you_mean
+from setblock.files import module_of
 
 
 def _tasks_of_this_folder() -> Iterator[Task[Any]]:
@@ -51,6 +45,27 @@ def task_named(name: str) -> Task[Any]:
 def is_task(source: str) -> bool:
     """Return whether a source of data is a task, by its name or its file."""
     return source in TASKS or split_path(source) is not None
+
+
+def split_path(source: str) -> tuple[Path, str] | None:
+    """Return the Python file that `PATH` or `PATH:NAME` names, and the task's name or an empty text. PATH ends in .py, or is a
+    folder with `__init__.py`; None for anything else."""
+    path, _, name = source.partition(".py:") if ".py:" in source else (source.removesuffix(".py"), "", "")
+    if path != source:
+        return Path(f"{path}.py").expanduser(), name
+    folder, _, name = source.partition(":")
+    package = Path(folder).expanduser() / "__init__.py"
+    return (package, name) if package.is_file() else None
+
+
+@cache
+def tasks_of_file(path: Path) -> dict[str, Task[Any]]:
+    """Return the tasks in the variable `TASKS` of a Python file, whose code is run, by their names. Raise `ParameterError` if
+    there is no such file or variable, or the code fails."""
+    tasks: tuple[Task[Any], ...] = getattr(module_of(path), "TASKS", ())
+    if not tasks:
+        raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")
+    return {task.name: task for task in tasks}
 
 
 __all__ = ["TASKS", "ChatExample", "Example", "Program", "Task", "TextExample", "Verdict", "is_task", "task_named"]

@@ -1,4 +1,4 @@
-"""Define a task, which has examples to answer, and a judge if it has right answers; and read one from a file.
+"""Define a task, which has examples to answer, and a judge if it has right answers.
 
 Knows the shape of a task. Knows nothing of any task in particular, of models, or of how a program is run.
 """
@@ -7,12 +7,9 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from setblock.errors import ParameterError
-from setblock.files import module_of
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -164,24 +161,3 @@ def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str)
             seen.add(example.question)
             fruitless = 0
             yield example
-
-
-def split_path(source: str) -> tuple[Path, str] | None:
-    """Return the Python file that `PATH` or `PATH:NAME` names, and the task's name or an empty text. PATH ends in .py, or is a
-    folder with `__init__.py`; None for anything else."""
-    path, _, name = source.partition(".py:") if ".py:" in source else (source.removesuffix(".py"), "", "")
-    if path != source:
-        return Path(f"{path}.py").expanduser(), name
-    folder, _, name = source.partition(":")
-    package = Path(folder).expanduser() / "__init__.py"
-    return (package, name) if package.is_file() else None
-
-
-@cache
-def tasks_of_file(path: Path) -> dict[str, Task[Any]]:
-    """Return the tasks in the variable `TASKS` of a Python file, whose code is run, by their names. Raise `ParameterError` if
-    there is no such file or variable, or the code fails."""
-    tasks: tuple[Task[Any], ...] = getattr(module_of(path), "TASKS", ())
-    if not tasks:
-        raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")
-    return {task.name: task for task in tasks}
