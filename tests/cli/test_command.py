@@ -15,7 +15,7 @@ from setblock.cli.options.tasks import ExamplesOptions
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.asked import DRAFT_GAMMA
 from setblock.decoding.settings.table import HYPERPARAMETERS
-from setblock.evaluation import run as evaluation
+from setblock.evaluation.run import exam_of
 
 
 def _process(*arguments):
@@ -99,8 +99,9 @@ def test_defaults_are_the_library_s():
     gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyPrefix().gamma} in sbd."
     assert gammas in HYPERPARAMETERS["gamma"].help
     limit = inspect.signature(ExamplesOptions.chosen).parameters["limit"].default
-    assert evaluation.DEFAULT_LIMIT == limit == 100
-    assert evaluate_command_default("batch_size") == evaluation.DEFAULT_BATCH_SIZE
+    library = inspect.signature(exam_of).parameters
+    assert library["limit"].default == limit == 100
+    assert evaluate_command_default("batch_size") == library["batch_size"].default
 
 
 def evaluate_command_default(name):

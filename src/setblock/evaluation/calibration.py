@@ -146,7 +146,8 @@ class Calibration:
 def calibrate(
     results: Sequence[Result], tolerance: Tolerance, *, seed: int = 0, examples: Sequence[int] | None = None
 ) -> Calibration:
-    """Find the fastest setting of a sweep that keeps a tolerance.
+    """Find the fastest setting of a sweep that keeps a tolerance. Raise `ParameterError` if there are too few examples for any
+    setting to pass, or the tolerance is of accuracy and nobody can say what is right.
 
     If examples to come are drawn like those of the sweep, the setting chosen loses more than is tolerated with a probability
     of at most 1 - confidence over the draw of the sweep's examples; whatever the settings and however many.
@@ -155,10 +156,6 @@ def calibrate(
         results: of a sweep, plain decoding's first.
         seed: which examples are for the order and which for the tests, and how shares of tokens are rounded.
         examples: the numbers of those to use; all by default.
-
-    Raises:
-        ParameterError: there are too few examples for any setting to pass, whatever it does; or the tolerance is of accuracy,
-            and nobody can say what is right.
     """
     # 1. Two sets of examples
     chance = random.Random(seed)

@@ -28,8 +28,6 @@ from setblock.evaluation.sweeps.result_file import changes, open_results
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
-DEFAULT_LIMIT = 100
-DEFAULT_BATCH_SIZE = 32
 Progress = Callable[[DecodingSettings, int], None]
 
 
@@ -51,7 +49,8 @@ def evaluate(
     on_progress: Progress = lambda point, done: None,
     **asked: Unpack[Asked],
 ) -> Result:
-    """Evaluate a model on the first examples of a task, by NTP and, if it is another, by the method of `settings`.
+    """Evaluate a model on the first examples of a task, by NTP and, if it is another, by the method of `settings`. Raise
+    `SetBlockError` if an argument is out of its range, or the model does not support the request.
 
     Args:
         settings: how to decode. NTP uses the same settings, except for the method.
@@ -61,9 +60,6 @@ def evaluate(
             `batch_size` (32): how many are decoded at once, at least 1; it changes the time, never an answer or a count.
             `allow_code_execution` (False): whether a task such as HumanEval may run the programs that the model writes; see
             `setblock.evaluation.judging`.
-
-    Raises:
-        SetBlockError: an argument is out of its range, or the model does not support the request.
     """
     exam = exam_of(model, task, **asked)
     settings = with_calibration(model, settings)
@@ -85,20 +81,14 @@ def sweep(
     on_progress: Progress = lambda point, done: None,
     **asked: Unpack[Asked],
 ) -> list[Result]:
-    """Evaluate a model at every point as `evaluate` does. NTP is decoded once for all of them.
+    """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `asked`. NTP is decoded once for all.
+    Return NTP and the requested points in their order, even if the file has others too. Raise `SetBlockError` if an argument is
+    out of its range, the file holds another sweep, or the model does not support the request.
 
     Args:
         points: the operating points, in this order. A point that the file already has is not decoded again.
         path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
         shared: the settings that all points share, such as `max_new_tokens`.
-        on_progress: as in `evaluate`.
-        **asked: as in `evaluate`.
-
-    Returns:
-        NTP and the requested points in their order, even if the file has others too.
-
-    Raises:
-        SetBlockError: an argument is out of its range, the file holds another sweep, or the model does not support the request.
     """
     exam = exam_of(model, task, **asked)
     shared = shared or DecodingSettings()
@@ -119,9 +109,7 @@ def sweep(
                 f"{path} holds another sweep: its {key} is {before}, and now {now}; write to another file"
             )
         results = {result.point: result for result in earlier}
-        for point in wanted:
-            if point in results:
-                continue
+        for point in [each for each in wanted if each not in results]:
             settings = replace(at_point(point, shared), drafts="fixed")  # so that passes do not depend on the machine
             answers = exam.decode(settings, partial(on_progress, point))
             results[point] = exam.result(run, point, answers, ntp=results.get(NTP))
@@ -132,8 +120,7 @@ def sweep(
 def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
     """Return the settings that belong to no operating point and differ from the default, as JSON holds them."""
     changed = {name: value for name, value in settings.changed().items() if name not in ("method", *POINT)}
-    whole: dict[str, Any] = json.loads(json.dumps(changed, default=str))
-    return whole
+    return dict(json.loads(json.dumps(changed, default=str)))
 
 
 @dataclass(frozen=True)
@@ -208,8 +195,8 @@ def exam_of(
     *,
     split: str = "test",
     seed: int = 0,
-    limit: int = DEFAULT_LIMIT,
-    batch_size: int = DEFAULT_BATCH_SIZE,
+    limit: int = 100,
+    batch_size: int = 32,
     allow_code_execution: bool = False,
 ) -> Exam:
     """Return the first `limit` examples of a task's split, for a model, or raise `SetBlockError` if an argument is out of

@@ -7,7 +7,7 @@ tokenised data are mapped from a file: a process reads what it is asked for, how
 import hashlib
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -76,9 +76,8 @@ class Census:
             "without_targets": "have nothing that carries loss and were dropped",
         }
         return [
-            f"{getattr(self, what)} of {self.documents} documents {reason}; the first: {self.first[what]}"
-            for what, reason in reasons.items()
-            if getattr(self, what)
+            f"{getattr(self, what)} of {self.documents} documents {reasons[what]}; the first: {where}"
+            for what, where in self.first.items()
         ]
 
 
@@ -132,8 +131,7 @@ def mixed(sizes: Sequence[int], weights: Sequence[float], *, seed: int) -> np.nd
     sources = [datasets.Dataset.from_dict({"number": range(a, b)}) for a, b in pairwise(ends)]
     shares = [weight / sum(weights) for weight in weights]
     drawn = datasets.interleave_datasets(sources, shares, seed=seed, stopping_strategy="all_exhausted")
-    numbers: np.ndarray = drawn.with_format("numpy")["number"][:]
-    return numbers
+    return np.asarray(drawn.with_format("numpy")["number"][:])
 
 
 _ARRAYS = ("starts", "order", "lengths")
@@ -207,9 +205,7 @@ def packed_rows(
         for name in (part, "evaluation") if own.evaluation_fraction else (part,):
             chosen, lengths, fingerprint, census = _chosen(documents, epoch, own, limits, take_held_out=name != part)
             order, starts = array("q"), array("q", [0])
-            rows: Iterable[Sequence[int]] = ([number] for number in range(len(chosen)))
-            if own.row_length is not None:
-                rows = fill(lengths, row_length=own.row_length)
+            rows = fill(lengths, row_length=own.row_length) if own.row_length else ([i] for i in range(len(chosen)))
             for row in rows:
                 order.extend(row)
                 starts.append(len(order))
@@ -228,12 +224,7 @@ def packed_rows(
 
 
 def _chosen(
-    documents: datasets.Dataset,
-    epoch: np.ndarray,
-    section: DataSection,
-    limits: DocumentLimits,
-    *,
-    take_held_out: bool,
+    documents: datasets.Dataset, epoch: np.ndarray, section: DataSection, limits: DocumentLimits, *, take_held_out: bool
 ) -> tuple[np.ndarray, np.ndarray, str, Census]:
     """Return the numbers of the documents of an epoch that are kept, int64 [D], how many tokens are kept of each, a hash of
     what is kept, and what became of all. Those that are held out are taken, or all others."""

@@ -53,20 +53,18 @@ def _problems() -> list[dict[str, Any]]:
 def code_in(answer: str, name: str) -> str:
     """Return an answer's first fenced block that defines the function, else its first block, else all of it."""
     blocks: list[str] = _FENCED.findall(answer)
-    return next((block for block in blocks if _begins_at(name, block) is not None), blocks[0] if blocks else answer)
+    return next((block for block in blocks if _definition_of(name).search(block)), blocks[0] if blocks else answer)
 
 
-def _begins_at(name: str, code: str) -> int | None:
-    """Return where code defines a function, if it does."""
-    found = re.search(rf"^def {re.escape(name)}\b", code, re.MULTILINE)
-    return found.start() if found else None
+def _definition_of(name: str) -> re.Pattern[str]:
+    """Return a pattern of where code begins to define a function."""
+    return re.compile(rf"^def {re.escape(name)}\b", re.MULTILINE)
 
 
 def _program(function: FunctionToComplete, answer: str) -> Program:
     """Return the answer's code after what the problem gives before its function, or after all where it is only a body."""
-    code = code_in(answer, function.name)
-    whole = _begins_at(function.name, code) is not None
-    given = function.beginning[: _begins_at(function.name, function.beginning)] if whole else function.beginning
+    code, definition = code_in(answer, function.name), _definition_of(function.name)
+    given = definition.split(function.beginning)[0] if definition.search(code) else function.beginning
     return Program("\n".join((given, code, function.tests, f"check({function.name})")))
 
 

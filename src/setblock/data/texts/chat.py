@@ -84,13 +84,12 @@ def _render(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, *, prompt: bool = False
 ) -> str:
     try:
-        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt))
     except Exception as error:  # a template is a program: it raises anything over messages that it does not expect
         what = one_line(error) or type(error).__name__
         raise SetBlockError(
             f"the chat template refuses the messages: {what}; correct them, or name another template as data.chat_template"
         ) from error
-    return text
 
 
 def _answer_spans(

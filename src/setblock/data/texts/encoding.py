@@ -247,10 +247,7 @@ def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, plain: bool = False) -> list[list[int]]:
     if not texts:
         return []
-    ids: list[list[int]] = tokenizer(
-        texts, add_special_tokens=False, split_special_tokens=plain, verbose=False
-    ).input_ids
-    return ids
+    return list(tokenizer(texts, add_special_tokens=False, split_special_tokens=plain, verbose=False).input_ids)
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
