@@ -30,9 +30,8 @@ class _Texts(Section):
     def _one_shape(self) -> "_Texts":
         if (self.prompt_column is None) != (self.completion_column is None):
             raise ValueError("prompt_column and completion_column go together")
-        named = [
-            name for name in ("messages_column", "prompt_column", "text_column") if getattr(self, name) is not None
-        ]
+        shapes = ("messages_column", "prompt_column", "text_column")
+        named = [name for name in shapes if getattr(self, name) is not None]
         if len(named) > 1:
             raise ValueError(f"{' and '.join(named)} exclude each other: a document has one shape")
         return self
@@ -108,7 +107,6 @@ class DataSection(_Texts):
             changed: dict[str, Any] = {"mixture": tuple(source.model_copy(update=given) for source in self.mixture)}
         else:
             # Where evaluation names columns, none is inherited: they may name another shape.
-            names_columns = any(name.endswith("_column") for name in given)
-            columns = [name for name in _Texts.model_fields if name.endswith("_column")] if names_columns else []
-            changed = {"mixture": None} | dict.fromkeys(columns) | given
+            columns = [name for name in _Texts.model_fields if name.endswith("_column")]
+            changed = {"mixture": None} | (dict.fromkeys(columns) if given.keys() & columns else {}) | given
         return {"train": self, "evaluation": self.model_copy(update={"evaluation": None} | changed)}

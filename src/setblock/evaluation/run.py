@@ -81,7 +81,7 @@ def sweep(
     on_progress: Progress = lambda point, done: None,
     **asked: Unpack[Asked],
 ) -> list[Result]:
-    """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `asked`. NTP is decoded once for all.
+    """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `asked`. NTP is decoded once.
     Return NTP and the requested points in their order, even if the file has others too. Raise `SetBlockError` if an argument is
     out of its range, the file holds another sweep, or the model does not support the request.
 

@@ -31,7 +31,6 @@ _PACKAGE = Path(setblock.__file__).parent
 def model_fingerprint(model: SBDModel) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD facts, calibrations left out:
     they change no answer that is asked for in full."""
-    digest = hashlib.sha256()
     config = model.model.config.to_dict()
     facts = {key: value for key, value in (config.pop(CONFIG_KEY, None) or {}).items() if key != "calibrations"}
     for key in ("_name_or_path", "transformers_version"):
@@ -40,7 +39,7 @@ def model_fingerprint(model: SBDModel) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     told = [config, facts, words, tokenizer.chat_template, model.quantization]
-    digest.update(json.dumps(told, sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         for part in _plain_parts(tensor):
