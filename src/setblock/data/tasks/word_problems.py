@@ -52,17 +52,15 @@ def _collection(rng: random.Random, lines: _Reasoning) -> Draft:
     facts, numbers = [f"{who} has {have} {thing}."], [have]
     for event in rng.sample(("finds", "gives", "buys", "sells"), rng.randint(2, 3)):
         if event == "finds":
-            n = rng.randint(2, 30)
+            n = change = rng.randint(2, 30)
             facts.append(f"{who} {rng.choice(('finds', 'gets'))} {n} more.")
-            have = lines.sum(then, have, "+", n)
         elif event == "gives":
-            n = rng.randint(1, have - 1) if have < 40 else rng.randint(2, 39)
+            n = change = rng.randint(1, have - 1) if have < 40 else rng.randint(2, 39)
             facts.append(f"{who} {rng.choice(('gives away', 'loses'))} {n} of them.")
-            have = lines.sum(then, have, "-", n)
         elif event == "buys":
             c, n, box = rng.randint(2, 5), rng.randint(2, 9), rng.choice(CONTAINERS)
             facts.append(f"{who} buys {c} {box} of {n} {thing} each.")
-            have = lines.sum(then, have, "+", lines.sum(f"The {box} hold # {thing}.", c, "*", n))
+            change = lines.sum(f"The {box} hold # {thing}.", c, "*", n)
             numbers.append(c)
         else:
             n = rng.choice([d for d in (2, 3, 4, 5) if have % d == 0] or [1])
@@ -70,7 +68,8 @@ def _collection(rng: random.Random, lines: _Reasoning) -> Draft:
                 continue
             share = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}[n]
             facts.append(f"{who} sells {share} of the {thing}.")
-            have = lines.sum(then, have, "-", lines.sum(f"{who} sells # {thing}.", have, "/", n))
+            change = lines.sum(f"{who} sells # {thing}.", have, "/", n)
+        have = lines.sum(then, have, "+" if event in ("finds", "buys") else "-", change)
         numbers += [event, n]  # type: ignore[list-item]
     facts.append(f"How many {thing} does {who} have {rng.choice(('now', 'in the end'))}?")
     return facts, have, tuple(numbers)
@@ -114,19 +113,18 @@ def _comparison(rng: random.Random, lines: _Reasoning) -> Draft:
     counts, numbers = [rng.randint(4, 20)], []
     facts = [f"{a} has {counts[0]} {thing}."]
     for who, other in ((b, a), (c, b)):
-        base, relation, has = counts[-1], rng.choice(("more", "fewer", "times")), f"{who} has # {thing}."
+        base, relation = counts[-1], rng.choice(("more", "fewer", "times"))
         if relation == "fewer" and base > 3:
             n = rng.randint(1, min(15, base - 1))
-            facts.append(f"{who} has {n} fewer than {other}.")
-            counts.append(lines.sum(has, base, "-", n))
+            told, terms = "fewer than", (base, "-", n)
         elif relation == "times" and base <= 20:
             n = rng.randint(2, 3)
-            facts.append(f"{who} has {n} times as many as {other}.")
-            counts.append(lines.sum(has, n, "*", base))
+            told, terms = "times as many as", (n, "*", base)
         else:
             n = rng.randint(2, 15)
-            facts.append(f"{who} has {n} more than {other}.")
-            counts.append(lines.sum(has, base, "+", n))
+            told, terms = "more than", (base, "+", n)
+        facts.append(f"{who} has {n} {told} {other}.")
+        counts.append(lines.sum(f"{who} has # {thing}.", *terms))
         numbers += [relation, n]
     x, y, z = counts
     facts.append(f"How many {thing} do they have {rng.choice(('together', 'in all'))}?")
