@@ -52,15 +52,10 @@ def tokenise(
     shard_documents: int = 8192,
     on_progress: Callable[[int], None] = lambda documents: None,
 ) -> Census:
-    """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. Raise
-    `SetBlockError` if the data can't be read, is not as the section says, or the folder holds other data.
-
-    Args:
-        section: what to read; a source without an end needs `documents`.
-        tokenizer: the model's, with the section's chat template.
-        folder: where to; one that a stopped run left is completed.
-        on_progress: called with the number of documents so far.
-    """
+    """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. A folder
+    that a stopped run left is completed. A source without an end needs `documents`, and the tokenizer the section's chat
+    template. `on_progress` hears the number of documents so far. Raise `SetBlockError` if the data can't be read, is not as the
+    section says, or the folder holds other data."""
     sources = {
         f"{part}-{number:02d}": (Encoder(tokenizer, source, own), records_of(source))
         for part, own in section.parts.items()

@@ -31,13 +31,9 @@ _FRUITLESS = 20_000  # so many drawn in a row, and none of them new: there are n
 
 @dataclass(frozen=True)
 class Example:
-    """Hold one example. Tasks derive from it to add the fields that their judge needs.
-
-    Attributes:
-        question: the user's question, as plain text.
-        answer: one right answer, or the continuation of a text. None if the task has none.
-        identity: examples with the same identity are always in the same split. It is empty if a task has one split.
-    """
+    """Hold one example: the user's `question`, as plain text, and one right `answer`, or the continuation of a text; None if
+    the task has none. Examples with the same `identity` are always in the same split; it is empty if a task has one split.
+    Tasks derive from this to add the fields that their judge needs."""
 
     question: str
     answer: str | None = None
@@ -95,12 +91,8 @@ class TextExample(Example):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the judgement of an answer.
-
-    Attributes:
-        right: whether the whole answer is right. `accuracy` is the share of right answers.
-        scores: further scores by name, in 0..1. Every verdict of a task has the same names.
-    """
+    """Hold the judgement of an answer: whether all of it is `right` (`accuracy` is the share of right answers), and further
+    `scores` by name, in 0..1. Every verdict of a task has the same names."""
 
     right: bool
     scores: Mapping[str, float] = field(default_factory=dict)

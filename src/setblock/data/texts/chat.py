@@ -23,16 +23,13 @@ _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformer
 def chat_pieces(
     tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any = None, loss_on_all: bool = False
 ) -> list[Piece]:
-    """Return the text of a conversation, cut where the assistant begins and ends. Raise `SetBlockError` if there is no
-    template, it refuses the messages, or it does not let answers be identified exactly.
+    """Return the text of a conversation, cut where the assistant begins and ends. Each of the `messages` is a mapping with
+    `role`, `content` and whatever else the template knows. The template gets `tools` as such, if there are any. Raise
+    `SetBlockError` if there is no template, it refuses the messages, or it does not let answers be identified exactly.
 
     A template with `{% generation %}` marks says itself what the assistant writes. Of any other one, an answer is what
     follows the generation prompt, up to the end-of-text token if the template closes a turn with it, else to the end of the
     turn. That is only so where the text before an answer does not depend on what comes after it, which is checked.
-
-    Args:
-        messages: a list of mappings with `role` and `content`, and whatever else the template knows.
-        tools: what the template is given as such, if anything.
     """
     _check_messages(messages)
     if tokenizer.chat_template is None:

@@ -27,16 +27,10 @@ _KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name !=
 
 
 def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Grid]:
-    """Return the grids that the command line asks for: one for each sampler in method `sbd`, one for method `exact`. Raise
-    `ParameterError` if a name is unknown, or a key fits nothing that is swept.
-
-    Args:
-        methods: of `METHODS`.
-        samplers: names, for method `sbd`.
-        values: the values of other settings of a point, such as `block_size`, which hold for every grid that has them; of a
-            hyperparameter, for every sampler that has it. A sampler whose hyperparameters get no values is swept along its
-            dial.
-    """
+    """Return the grids that the command line asks for: one for each of the `samplers` in method `sbd`, one for method `exact`.
+    The `values` of a setting of a point, such as `block_size`, hold for every grid that has it; those of a hyperparameter, for
+    every sampler that has it. A sampler whose hyperparameters get no values is swept along its dial. Raise `ParameterError` if
+    a name is unknown, or a key fits nothing that is swept."""
     for method in methods:
         _check_method(method)
     parameters = {name: parameters_of(name) for name in samplers if "sbd" in methods}
