@@ -50,9 +50,7 @@ class DecodingEvaluator(TrainerCallback):
             batch_size=section.batch_size,
             allow_code_execution=section.allow_code_execution,
         )
-        self._trainer = trainer
-        self._model = model
-        self._every = section.every
+        self._trainer, self._model, self._every = trainer, model, section.every
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {"ntp": DecodingSettings(method="ntp", max_new_tokens=section.max_new_tokens)}
         for bound in section.gammas:

@@ -17,9 +17,6 @@ from setblock.errors import SetBlockError, check_one_of
 if TYPE_CHECKING:
     from setblock.data.texts.records import SourceRecord
 
-TextJudge = Callable[[str, str], Verdict]
-"""Of a reference and an answer. A reference that has not the form that the judge needs is wrong by itself, too."""
-
 
 def _last_number(reference: str, answer: str) -> Verdict:
     wanted, found = _number_in(reference), _number_in(answer)
@@ -37,14 +34,15 @@ def _json(reference: str, answer: str) -> Verdict:
 
 
 DEFAULT_JUDGE = "exact-match"
-JUDGES: dict[str, TextJudge] = {
+JUDGES: dict[str, Callable[[str, str], Verdict]] = {
     "exact-match": lambda reference, answer: Verdict(answer.strip() == reference.strip()),
     "contains": lambda reference, answer: Verdict(reference.strip() in answer),
     "last-number": _last_number,
     "json": _json,
 }
 """exact-match: the same text, but for white space around it. contains: the reference occurs in the answer. last-number: the
-last number of both is the same. json: both are the same JSON value, with nothing around it."""
+last number of both is the same. json: both are the same JSON value, with nothing around it. Each gets a reference and
+an answer. A reference that has not the form that the judge needs is wrong, too."""
 
 
 def _number_in(text: str) -> Decimal | None:
@@ -75,11 +73,9 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
     `SetBlockError` if the file can't be read or a record has another shape, some records have a reference and others have not,
     the judge needs references or others, or `raw` meets a chat.
 
-    Args:
-        path: of a file of JSON lines or a Parquet file. A record has a `prompt`, with or without a `completion`, or `messages`.
-            The reference of a chat is the assistant's message at its end, if there is one. Other columns have no effect.
-        judge: one of `JUDGES`, which compares an answer with its reference; by default `exact-match`, if there are references.
-        raw: whether prompts are continued as they stand, without a chat template.
+    The file has JSON lines, or is a Parquet file. A record has a `prompt`, with or without a `completion`, or `messages`. The
+    reference of a chat is the assistant's message at its end, if there is one. Other columns have no effect. The `judge` is one
+    of `JUDGES`, by default `exact-match`, if there are references. `raw` continues prompts without a chat template.
     """
     from setblock.data.texts.records import SUFFIXES, FileRecords
 

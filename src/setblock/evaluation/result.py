@@ -168,8 +168,7 @@ class Result:
     def lost(self) -> list[int]:
         """Return for each example 1 where NTP is right and this is wrong, -1 where it is the other way round, else 0."""
         theirs, ours = self.plain.outcomes.correct, self.outcomes.correct
-        assert theirs is not None
-        assert ours is not None
+        assert theirs is not None and ours is not None
         return [right - mine for right, mine in zip(theirs, ours, strict=True)]
 
     def nfe_speedup_on(self, examples: Sequence[int]) -> float | None:

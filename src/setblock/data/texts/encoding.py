@@ -123,12 +123,9 @@ class Encoder:
         flat = [token for part in parts for token in part]
         if flat == whole:
             return parts
-        ends = list(accumulate(len(text) for text, _ in pieces))
-        text = "".join(text for text, _ in pieces)
-        beginnings = _tokenise(self.tokenizer, [text[:end] for end in ends])
+        beginnings = _tokenise(self.tokenizer, list(accumulate(text for text, _ in pieces)))
         if all(whole[: len(beginning)] == beginning for beginning in beginnings):
-            cuts = [0, *map(len, beginnings)]
-            return [whole[a:b] for a, b in pairwise(cuts)]
+            return [whole[a:b] for a, b in pairwise([0, *map(len, beginnings)])]
         if self.tokenizer.decode(flat) == self.tokenizer.decode(whole):
             return parts
         raise SetBlockError(

@@ -81,8 +81,7 @@ class TaskRecords:
             raise SetBlockError(
                 f"data source {section.source} may be endless: set data.documents to the number of documents to take"
             )
-        self.section = section
-        self.task = task_named(section.source)
+        self.section, self.task = section, task_named(section.source)
         self.task.examples(section.split)  # raises for a split that it has not
 
     @property
