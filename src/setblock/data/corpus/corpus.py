@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -134,9 +133,6 @@ def mixed(sizes: Sequence[int], weights: Sequence[float], *, seed: int) -> np.nd
     return np.asarray(drawn.with_format("numpy")["number"][:])
 
 
-_ARRAYS = ("starts", "order", "lengths")
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class CorpusRows(Sequence[Row]):
     """Make a row when it is asked for."""
@@ -152,16 +148,6 @@ class CorpusRows(Sequence[Row]):
 
     def __post_init__(self) -> None:
         self._tokens = self.documents.with_format("numpy", columns=["token_ids", "carries_loss"])
-
-    def save(self, stem: Path) -> None:
-        """Write the arrays into files whose names begin with `stem`."""
-        for name in _ARRAYS:
-            np.save(stem.with_name(f"{stem.name}-{name}.npy"), getattr(self, name))
-
-    @staticmethod
-    def arrays(stem: Path) -> dict[str, np.ndarray]:
-        """Map the arrays that `save` wrote. Raises OSError or ValueError where a file is missing or broken."""
-        return {name: np.load(stem.with_name(f"{stem.name}-{name}.npy"), mmap_mode="r") for name in _ARRAYS}
 
     @property
     def padding(self) -> float:

@@ -28,6 +28,7 @@ from setblock.errors import SetBlockError
 from setblock.files import differences, write_whole, writing
 
 _MANIFEST, _PLAN = "manifest.json", "plan.json"
+_ARRAYS = ("starts", "order", "lengths")  # of `CorpusRows`, each in a file that it is mapped from
 
 
 def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, CorpusRows]:
@@ -76,7 +77,8 @@ def tokenise(
         }
         rows = packed_rows(section, limits, written, pad_token_id=tokenizer.eos_token_id)
         for name, each in rows.items():
-            each.save(folder / f"rows-{name}")
+            for array in _ARRAYS:
+                np.save(folder / f"rows-{name}-{array}.npy", getattr(each, array))
         used = np.zeros(0, dtype=np.int32)
         for documents in chain.from_iterable(written.values()):
             for chunk in documents.data.column("token_ids").chunks:
@@ -123,7 +125,7 @@ def _tokenised_rows(
                 documents=_documents(folder, name if name in section.parts else "train"),
                 census=Census(**manifest["census"][name]),
                 fingerprint=fingerprint,
-                **CorpusRows.arrays(folder / f"rows-{name}"),
+                **{each: np.load(folder / f"rows-{name}-{each}.npy", mmap_mode="r") for each in _ARRAYS},
                 row_length=section.row_length,
                 pad_token_id=tokenizer.eos_token_id,
             )
