@@ -194,11 +194,9 @@ def _fastest(tests: Sequence[Tested]) -> Tested | None:
 
 
 def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:
-    """Return the results that a test may choose, from careful to careless, judged by some examples only.
-
-    How careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which separates
-    settings apart where none has lost an answer. One is left out where one before it is as fast, or nearly.
-    """
+    """Return the results that a test may choose, from careful to careless, judged by some examples only. How
+    careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which separates
+    settings apart where none has lost an answer. One is left out where one before it is as fast, or nearly."""
     if not examples:
         return list(results)
 

@@ -92,10 +92,8 @@ class DecodingEvaluator(TrainerCallback):
 
 @contextmanager
 def _without_autocast(model: nn.Module) -> Iterator[None]:
-    """Run a model in the type of its weights, where Accelerate has put autocast around its forward pass.
-
-    Under autocast a token's bits depend on what shares its pass, so method `exact` would give other texts than `ntp`.
-    """
+    """Run a model in the type of its weights, where Accelerate has put autocast around its forward pass. Under
+    autocast a token's bits depend on what shares its pass, so method `exact` would give other texts than `ntp`."""
     wrapped, own = model.__dict__.get("forward"), model.__dict__.get("_original_forward")
     if own is None:
         yield

@@ -70,11 +70,8 @@ __import__("os").write(1, {token!r})
 
 
 def finish(programs: Sequence[str]) -> list[bool]:
-    """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line.
-
-    A program that leaves before, with whatever exit code, is not among them. Raise `SetBlockError` if programs can't be run
-    here.
-    """
+    """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line: not
+    those that leave before, with whatever exit code. Raise `SetBlockError` if programs can't be run here."""
     confined = _confinement()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda program: _run(program, confined, _SECONDS)[0], programs))

@@ -72,11 +72,9 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
     """Return the task of a file of records, named like it. It has one split, `test`, and the examples in their order. Raise
     `SetBlockError` if the file can't be read or a record has another shape, some records have a reference and others have not,
     the judge needs references or others, or `raw` meets a chat.
-
     The file has JSON lines, or is a Parquet file. A record has a `prompt`, with or without a `completion`, or `messages`. The
     reference of a chat is the assistant's message at its end, if there is one. Other columns have no effect. The `judge` is one
-    of `JUDGES`, by default `exact-match`, if there are references. `raw` continues prompts without a chat template.
-    """
+    of `JUDGES`, by default `exact-match`, if there are references. `raw` continues prompts without a chat template."""
     from setblock.data.texts.records import SUFFIXES, FileRecords
 
     if judge is not None:

@@ -115,11 +115,9 @@ class Encoder:
         self, record: SourceRecord, pieces: list[Piece], parts: list[list[int]], whole: list[int]
     ) -> list[list[int]]:
         """Return the tokens of each piece of a chat as decoding has them, where a prompt is tokenised before its answer exists.
-
         For most tokenizers the pieces' tokens are the whole text's. Some write a piece differently where it begins a text
         (a space before it). Then the whole text's tokens are cut, if they can be. Where a token would reach over the end of a
-        prompt (an answer that begins with a line break, after a prompt that ends in one), the pieces' tokens are right.
-        """
+        prompt (an answer that begins with a line break, after a prompt that ends in one), the pieces' tokens are right."""
         flat = [token for part in parts for token in part]
         if flat == whole:
             return parts

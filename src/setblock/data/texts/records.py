@@ -18,8 +18,7 @@ from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import is_task, task_named
 from setblock.errors import SetBlockError, check_installed
 
-JSON_LINES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
-SUFFIXES = (*JSON_LINES, ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class FileRecords:
 
     def __iter__(self) -> Iterator[SourceRecord]:
         """Read them up to the limit. Raise `SetBlockError` if a file can't be read, or a line is no JSON object."""
-        of_files = (_json_lines(p) if p.name.endswith(JSON_LINES) else _parquet_rows(p) for p in self.files)
+        of_files = (_parquet_rows(p) if p.name.endswith(".parquet") else _json_lines(p) for p in self.files)
         return islice(chain.from_iterable(of_files), self.limit)
 
 

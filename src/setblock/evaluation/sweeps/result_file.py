@@ -42,10 +42,8 @@ def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tupl
 @contextmanager
 def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Result], None]]]:
     """Open a file to continue it, or make it; yield what it holds, and a function that adds a result and sees it on the disk.
-
     What an interruption left of a last line is cut off. None keeps no file. Raise `SetBlockError` if it can't be written,
-    another process writes to it, or as in `read_results`.
-    """
+    another process writes to it, or as in `read_results`."""
     if path is None:
         yield [], lambda result: None
         return
