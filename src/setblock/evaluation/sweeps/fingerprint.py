@@ -101,16 +101,13 @@ def _digest(texts: Iterable[str]) -> str:
 
 def _commit() -> str | None:
     """Return the commit, or None where the package is not under git, as when it is installed, or git is not there."""
-
-    def git(*args: str) -> str:
-        done = subprocess.run(["git", *args], cwd=_PACKAGE, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
+    # The file is what another repository around the package has not
+    asked = ["git", "rev-parse", "HEAD", "HEAD:./__init__.py"]
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")
-        return git("rev-parse", "HEAD")
+        done = subprocess.run(asked, cwd=_PACKAGE, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return done.stdout.split()[0]
 
 
 def _processor() -> str:
