@@ -120,7 +120,8 @@ def sweep(
 def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
     """Return the settings that belong to no operating point and differ from the default, as JSON holds them."""
     changed = {name: value for name, value in settings.changed().items() if name not in ("method", *POINT)}
-    return dict(json.loads(json.dumps(changed, default=str)))
+    whole: dict[str, Any] = json.loads(json.dumps(changed, default=str))
+    return whole
 
 
 @dataclass(frozen=True)
