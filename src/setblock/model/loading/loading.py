@@ -151,8 +151,11 @@ def load(
         warn(f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}")
     sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
     if metadata is None:
+        texts = None
         with suppress(OSError):  # it has no draft text, or the hub is out of reach: it would only save passes
-            sbd.draft_text = draft_text_of(read_texts(Path(cached_file(source, DRAFT_TEXT_FILE))), sbd)
+            texts = cached_file(source, DRAFT_TEXT_FILE)
+        if texts is not None:
+            sbd.draft_text = draft_text_of(read_texts(Path(texts)), sbd)
     if adapter is None:
         warn_if_untrained(source, facts)
     return sbd
