@@ -204,7 +204,8 @@ def test_flex_attention_equals_sdpa(long_rows: list[list[Token]], window: int | 
     device = "cuda" if on_gpu else "cpu"
     length, mask_mod = len(long_rows[0]), mask_of(long_rows, window, device=device)
     block_mask = to_block_mask(mask_mod, batch=2, queries=length, keys=length, device=device)
-    allowed = to_dense(mask_mod, batch=2, queries=length, keys=length, device=device)
+    index = torch.arange(length, device=device)
+    allowed = to_dense(mask_mod, batch=2, queries=length, keys=length, index=index)
     generator = torch.Generator().manual_seed(0)
     q, k, v, upstream = (torch.randn(2, 2, length, 8, generator=generator).to(device) for _ in range(4))
     states = [s.requires_grad_(on_gpu) for s in (q, k, v)]

@@ -90,18 +90,10 @@ def decode_mask(
     return mask_mod
 
 
-def to_dense(
-    mask_mod: MaskMod,
-    *,
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device | str = "cpu",
-    index: Tensor | None = None,
-) -> Tensor:
+def to_dense(mask_mod: MaskMod, *, batch: int, queries: int, keys: int, index: Tensor | None = None) -> Tensor:
     """Evaluate a `mask_mod` to a boolean tensor [batch, 1, queries, keys], True where attention is allowed. `index` is 0, 1, 2,
-    ... up to the largest of these sizes at least; made here by default."""
-    index = torch.arange(max(batch, queries, keys), device=device) if index is None else index
+    ... up to the largest of these sizes at least, on the device of the result; made here by default, on the CPU."""
+    index = torch.arange(max(batch, queries, keys)) if index is None else index
     b, h = index[:batch].view(-1, 1, 1, 1), index[:1].view(1, 1, 1, 1)
     q_idx, kv_idx = index[:queries].view(1, 1, -1, 1), index[:keys].view(1, 1, 1, -1)
     return mask_mod(b, h, q_idx, kv_idx).expand(batch, 1, queries, keys)
