@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.errors import SetBlockError
-from setblock.model.adapter.gate import Gate
+from setblock.model.adapter.gate import Gate, block_only
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, add_adapter
 
@@ -41,16 +41,15 @@ def test_the_gate_opens_for_the_tokens_it_is_given(tokenizer: PreTrainedTokenize
     plain = tiny_sbd("llama", tokenizer).model
     _, ungated = trainable(tokenizer)
     sbd, _ = trainable(tokenizer, only_noisy=True)
-    gate = sbd.model._setblock_gate
-    assert isinstance(gate, Gate)
+    assert isinstance(sbd.model._setblock_gate, Gate)
     tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
     with torch.inference_mode():
         of_base, of_lora = plain(tokens).logits, ungated(input_ids=tokens).logits
         assert not torch.equal(of_base, of_lora)
         assert torch.equal(sbd.model(tokens).logits, of_base)
-        with gate.open_at(torch.ones_like(tokens).bool()):
+        with block_only(sbd.model, torch.ones_like(tokens).bool(), is_fixed=True):
             assert torch.equal(sbd.model(tokens).logits, of_lora)
-        with gate.open_at(torch.tensor([[False] * 4 + [True] * 2])):
+        with block_only(sbd.model, torch.tensor([[False] * 4 + [True] * 2]), is_fixed=True):
             part = sbd.model(tokens).logits
         assert torch.equal(part[:, :4], of_base[:, :4])
         assert not torch.isclose(part[:, 4:], of_base[:, 4:]).any(dim=-1).all()
@@ -73,7 +72,7 @@ def test_the_gate_in_other_families(tokenizer: PreTrainedTokenizerBase, family: 
     tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
     with torch.inference_mode():
         assert torch.equal(sbd.model(tokens).logits, plain(tokens).logits)
-        with sbd.model._setblock_gate.open_at(torch.tensor([[False] * 4 + [True] * 2])):
+        with block_only(sbd.model, torch.tensor([[False] * 4 + [True] * 2]), is_fixed=True):
             part = sbd.model(tokens).logits
     # To the rounding of experts, which take their tokens together.
     torch.testing.assert_close(part[:, :4], plain(tokens).logits[:, :4], atol=1e-3, rtol=1e-3)

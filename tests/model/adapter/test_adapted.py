@@ -57,7 +57,7 @@ def test_computes_what_peft_does(tmp_path, tokenizer, family):
         assert torch.equal(ours(tokens).logits, plain)
         drafted = []
         for model in (by_peft, ours):
-            with model._setblock_gate.open_at(IN_BLOCK):
+            with block_only(model, IN_BLOCK, is_fixed=True):
                 drafted.append(model(tokens).logits)
         assert torch.equal(ours(tokens).logits, plain), "the gate stayed open"
     torch.testing.assert_close(drafted[1], drafted[0], atol=1e-3, rtol=1e-3)

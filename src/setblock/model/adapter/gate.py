@@ -4,7 +4,7 @@ Knows tokens. Knows nothing of what an adapter is: its layers ask here.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from torch import Tensor, nn
 
@@ -20,32 +20,23 @@ class Gate:
         self.set(None)
         setattr(model, _GATE, self)
 
-    def set(self, tokens: Tensor | None) -> None:
+    def set(self, tokens: Tensor | None, *, by_rows: bool = False) -> None:
         """Let the adapter act on the tokens of the next passes where `tokens` [B, T] is True, or on none, until it is said
-        otherwise: with activation checkpointing, the backward pass runs layers again."""
+        otherwise: with activation checkpointing, the backward pass runs layers again. `by_rows`: where some `tokens` on a CPU
+        are True, what is before the first and after the last of these costs nothing."""
         self.is_open, self._rows = tokens is not None, slice(0, None)
         self._left_out = None if tokens is None else ~tokens.flatten()  # of `_rows`, [N] bool, or None for none
         self._tokens = None if tokens is None else tokens.numel()
+        if tokens is not None and by_rows:
+            places = tokens.flatten().nonzero()
+            self._rows = slice(int(places[0]), int(places[-1]) + 1)
+            has_gaps = len(places) < self._rows.stop - self._rows.start
+            self._left_out = ~tokens.flatten()[self._rows] if has_gaps else None
 
     def open(self) -> None:
         """Let it act on all tokens of the next passes, until it is said otherwise."""
         self.set(None)
         self.is_open = True
-
-    @contextmanager
-    def open_at(self, tokens: Tensor, *, by_rows: bool = False) -> Iterator[None]:
-        """Open the gate as `set` does, for a while. `by_rows`: where some `tokens` on a CPU are True, what is before the first
-        and after the last of these costs nothing."""
-        self.set(tokens)
-        if by_rows:
-            places = tokens.flatten().nonzero()
-            self._rows = slice(int(places[0]), int(places[-1]) + 1)
-            has_gaps = len(places) < self._rows.stop - self._rows.start
-            self._left_out = ~tokens.flatten()[self._rows] if has_gaps else None
-        try:
-            yield
-        finally:
-            self.set(None)
 
     def rows(self, tokens: Tensor) -> Tensor:
         """Return the rows [n, D] of [..., D] that the adapter may act on: those of `gated` too, where n is less than all. Raise
@@ -68,12 +59,17 @@ def gate_of(model: nn.Module) -> Gate | None:
     return getattr(model, _GATE, None)
 
 
-def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) -> AbstractContextManager[None]:
+@contextmanager
+def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) -> Iterator[None]:
     """Make the adapter, if there is one, act where `in_block` [B, T] is True, in the future block. With `is_fixed` it does not
     look where that is: a pass without a block then costs what one with a block does."""
     gate = gate_of(model)
     # Where nothing is in a block, a pass is the base model's. Only a CPU can say so, and where it is, without a wait.
     by_rows = in_block.device.type == "cpu" and not is_fixed
-    if gate is None or (by_rows and not in_block.any()):
-        return nullcontext()
-    return gate.open_at(in_block, by_rows=by_rows)
+    if gate is not None and (not by_rows or in_block.any()):
+        gate.set(in_block, by_rows=by_rows)
+    try:
+        yield
+    finally:
+        if gate is not None:
+            gate.set(None)
