@@ -27,9 +27,12 @@ class PackedRunner(PagedRunner):
     """See `setblock.model.protocol.runtime.PagedRunner`."""
 
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
-        layers = model.config.get_text_config().num_hidden_layers
+        slots, layers = pages * page_tokens, range(model.config.get_text_config().num_hidden_layers)
         self.page_tokens = page_tokens
-        self.cache = PagedCache(layers=layers, slots=pages * page_tokens)
+        # One slot more stays zero: it is read wherever a rectangle of keys is wider than a request. Another is never read:
+        # padding is written there
+        self._empty_slot, self._spill_slot = slots, slots + 1
+        self.cache = Cache(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in layers])
         self._model, self._attention = model, GroupedAttention(model)
         keep_bits(model)
         self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
@@ -70,9 +73,10 @@ class PackedRunner(PagedRunner):
         written = slots.gather(1, feed.positions).flatten()[real]
         if more := self._attention.filled(len(written)) - len(written):
             *packed, of_cells = (torch.cat([each, each[-1:].expand(more)]) for each in (*packed, of_cells))
-            written = pad(written, (0, more), value=self.cache.spill_slot)
+            written = pad(written, (0, more), value=self._spill_slot)
         tokens, positions, in_block = packed
-        self.cache.write_to(written)
+        for layer in self.cache.layers:
+            layer.written = written
 
         # 4. Forward; the head sees what is wanted, or one output if that is none. To ask how many are wanted is a wait
         outputs, takes_all = place.gather(1, feed.outputs), devices.waits(place.device)  # [A, m]
@@ -98,7 +102,7 @@ class PackedRunner(PagedRunner):
         positions = torch.arange(visible, device=rows.device)
         pages = self._pages[rows][:, (positions // self.page_tokens).clamp(max=self._pages.shape[1] - 1)]
         slots = pages * self.page_tokens + positions % self.page_tokens
-        return torch.where(positions < ends[:, None], slots, self.cache.empty_slot)
+        return torch.where(positions < ends[:, None], slots, self._empty_slot)
 
 
 def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -> list[list[int]]:
@@ -128,22 +132,9 @@ ON_CPU, ON_GPU = 5_000, 1 << 15
 """What one more rectangle costs: calls that take their time however little they do, in which a GPU computes more pairs."""
 
 
-class PagedCache(Cache):
-    """Hold a preallocated cache [slots + 2, H, 1, D] for each layer, all of which a pass gets. One slot more stays zero: it is
-    read wherever a rectangle of keys is wider than a request. Another is never read: padding is written there."""
-
-    def __init__(self, *, layers: int, slots: int) -> None:
-        super().__init__(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in range(layers)])
-        self.empty_slot, self.spill_slot = slots, slots + 1
-
-    def write_to(self, slots: Tensor) -> None:
-        """Set the slots [N] of the tokens of the next forward pass."""
-        for layer in self.layers:
-            layer.written = slots
-
-
 class PagedLayer(FixedLayer):
-    """Hold one layer of a `PagedCache`: each slot is a row of one position, so that it is in one piece."""
+    """Hold one layer [slots + 2, H, 1, D] of a cache that a pass gets whole: each slot is a row of one position, so that it is
+    in one piece."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
