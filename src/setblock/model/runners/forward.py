@@ -8,6 +8,7 @@ each position of each row. The commit pass writes the exact entries over a block
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.gate import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.protocol.runtime import Feed, Function, Runner, fixed_capacity
+from setblock.model.protocol.runtime import Compile, Feed, Runner, fixed_capacity
 from setblock.model.weights import keep_bits
 
 _FEW, _FULL = 6, 16
@@ -132,16 +133,12 @@ class CompiledModel:
     """Run a model and what is between its passes compiled. A new shape compiles for seconds to a minute, a known one never."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
-        self._backend, self._functions = backend, dict[Function, Function]()
-        self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **_limits())
-
-    def function(self, function: Function, /) -> Function:
-        """Return what runs between passes, compiled as one graph; see `setblock.model.protocol.runtime.Compile`."""
-        if function not in self._functions:
-            limits = _limits()  # without them, one graph or none would mean an error at the 9th shape
-            compiled = torch.compile(function, backend=self._backend, fullgraph=bool(limits), dynamic=False, **limits)
-            self._functions[function] = compiled
-        return self._functions[function]
+        limits = _limits()  # without them, one graph or none would mean an error at the 9th shape
+        self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **limits)
+        # Compiles what runs between passes as one graph; see `setblock.model.protocol.runtime.Compile`
+        self.function: Compile = cache(
+            lambda function: torch.compile(function, backend=backend, fullgraph=bool(limits), dynamic=False, **limits)
+        )
 
 
 class PaddedRunner(Runner):
