@@ -48,11 +48,12 @@ class Context:
         wanted.flash_attn_type = _flash_attention(options, has_gpu=bool(lib.llama_supports_gpu_offload()))
         wanted.kv_unified = True  # so that a cell may be in several sequences
         wanted.swa_full = True  # layers with a window keep what a taken-back token leaves in it
-        self._handle = lib.llama_init_from_model(file.handle, wanted)
-        if not self._handle:
+        handle = self._handle = lib.llama_init_from_model(file.handle, wanted)
+        if not handle:
             raise SetBlockError(f"llama.cpp can't make a context of {cells} positions: {last_error()}")
-        self._close = weakref.finalize(self, _free, file, self._handle)
-        self._memory = lib.llama_get_memory(self._handle)
+        # Whoever is to close it holds the model's file, which must be closed later
+        weakref.finalize(self, lambda: file.lib.llama_free(handle))
+        self._memory = lib.llama_get_memory(handle)
 
     def keep(self, sequence: int, end: int) -> None:
         """Take a sequence's cells from position `end` on out of it; those of all for -1. A cell that is in none is free."""
@@ -85,11 +86,6 @@ class Context:
             return torch.zeros((0, self._file.vocab_size))
         found = np.ctypeslib.as_array(lib.llama_get_logits(self._handle), (wanted, self._file.vocab_size))
         return torch.from_numpy(found.copy())  # the next pass overwrites them
-
-
-def _free(file: ModelFile, handle: int) -> None:
-    """Close a context. Whoever is to call this holds the model's file, which must be closed later."""
-    file.lib.llama_free(handle)
 
 
 def _flash_attention(options: LlamaOptions, *, has_gpu: bool) -> int:

@@ -71,7 +71,8 @@ class ModelFile:
         self.lib = lib = library()
         wanted = lib.llama_model_default_params()
         wanted.n_gpu_layers = options.n_gpu_layers
-        wanted.use_extra_bufts = not _has_amx()  # llama.cpp's own layout of weights crashes on such a CPU
+        cpu = Path("/proc/cpuinfo")  # with AMX, llama.cpp's own layout of weights crashes
+        wanted.use_extra_bufts = not (cpu.exists() and "amx_int8" in cpu.read_text(errors="replace"))
         _said.clear()
         self.handle = lib.llama_model_load_from_file(str(path).encode(), wanted)
         if not self.handle:
@@ -110,12 +111,6 @@ class ModelFile:
         tokens = (self.lib.llama_token * room)()
         count = self.lib.llama_tokenize(self.vocab, content, len(content), tokens, room, False, False)
         return list(tokens[:count])
-
-
-def _has_amx() -> bool:
-    """Return whether this is a Linux machine whose CPU has AMX."""
-    information = Path("/proc/cpuinfo")
-    return information.exists() and "amx_int8" in information.read_text(errors="replace")
 
 
 KQuant = Literal["q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"]
