@@ -56,9 +56,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, which appears or changes once it is whole."""
+    """Write a file, which appears or changes once it is whole. One that is there keeps its mode."""
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(text, encoding="utf-8")
+    if path.exists():
+        temporary.chmod(path.stat().st_mode)
     os.replace(temporary, path)
 
 

@@ -5,7 +5,6 @@ Knows folders, safetensors files and SBD facts. Knows nothing of models, nor of 
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.files import whole_folder, writing
+from setblock.files import whole_folder, write_whole, writing
 from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts
 
 Sums = dict[str, tuple[tuple[int, ...], float]]
@@ -79,12 +78,8 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
     Every other entry stays; the file changes at once or not at all."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config[CONFIG_KEY] = facts.to_json()
-        temporary = path.with_name(".config.json.writing")
-        temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        temporary.chmod(path.stat().st_mode)
-        os.replace(temporary, path)
+        config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: facts.to_json()}
+        write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
     except (OSError, ValueError) as error:
         raise SetBlockError(f"can't write {path}: {error}") from error
 
