@@ -131,14 +131,11 @@ def sbd_generate(
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
-def _with_options(signature: inspect.Signature) -> inspect.Signature:
-    """Return the signature with `OPTIONS` by name: Transformers hands over no argument that it does not find there."""
-    *own, rest = signature.parameters.values()
-    options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
-    return signature.replace(parameters=[*own, *options, rest])
-
-
-sbd_generate.__signature__ = _with_options(inspect.signature(sbd_generate))  # type: ignore[attr-defined]
+# With `OPTIONS` by name: Transformers hands over no argument that it does not find there
+_signature = inspect.signature(sbd_generate)
+*_own, _rest = _signature.parameters.values()
+_options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
+sbd_generate.__signature__ = _signature.replace(parameters=[*_own, *_options, _rest])  # type: ignore[attr-defined]
 
 
 def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, prompt_length: int) -> DecodingSettings:
