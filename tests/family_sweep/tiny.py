@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -23,7 +24,8 @@ def save_tiny(config: PretrainedConfig, folder: Path, *, lower: bool) -> None:
         whole = auto_class(config).from_config(copy.deepcopy(config), dtype=torch.float32)
     small = small_copy(whole)
     if lower and (found := thresholds_of(whole.config, small)):
-        small = with_low(small, found, value=LOW)
+        with patch("setblock.model.probe.small_copy.SMALL_THRESHOLD", LOW):
+            small = with_low(small, found)
         run_text(small)
     small.generation_config.eos_token_id = small.generation_config.pad_token_id = 0
     small.save_pretrained(folder)

@@ -71,14 +71,12 @@ def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Thre
     return found
 
 
-def with_low(
-    small: PreTrainedModel, thresholds: Sequence[Threshold], *, value: int = SMALL_THRESHOLD
-) -> PreTrainedModel:
-    """Return the small copy again, with `thresholds` lowered to a `value` that a short text crosses."""
+def with_low(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> PreTrainedModel:
+    """Return the small copy again, with `thresholds` lowered to a value that a short text crosses."""
     low, names = copy.deepcopy(small.config), {each.name for each in thresholds}
     for holder, name in _numbers(vars(low.get_text_config())):
         if name in names:
-            holder[name] = value
+            holder[name] = SMALL_THRESHOLD
     lowered = _made(type(small), low).to(small.device)
     lowered.load_state_dict(small.state_dict())
     return lowered
