@@ -30,7 +30,7 @@ class AttentionPlan:
     grouped: bool  # whether decoding may put its own function in its place (`grouped`)
     by_document: bool  # whether training may, to attend one document at a time (`document_attention`)
     untrainable: str | None = None  # why the model can't be trained, or None where it can
-    unpackable: str | None = None  # why requests can't be packed in one row, as the engine does (`packed`), or None
+    unpackable: str | None = None  # why requests can't be packed in one row, as `PackedRunner` does, or None
     context: int | None = None  # the most positions for which all of this holds; None where it holds for all
     context_reason: str | None = None  # why there are no more
 
