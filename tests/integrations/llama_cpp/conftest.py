@@ -9,10 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.export.gguf_file import write_gguf
-from setblock.integrations.llama_cpp.context import Context
 from setblock.integrations.llama_cpp.library import INSTALL, is_installed
 from setblock.integrations.llama_cpp.model import LlamaModel, load
 from setblock.integrations.llama_cpp.options import LlamaOptions
+from setblock.integrations.llama_cpp.runner import Context
 from setblock.model.sbd_model import SBDModel
 
 EXACT = LlamaOptions(n_threads=1, type_k="f32", type_v="f32")

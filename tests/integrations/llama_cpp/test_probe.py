@@ -6,9 +6,8 @@ import pytest
 from torch import Tensor
 
 from setblock.errors import SetBlockError
-from setblock.integrations.llama_cpp.context import Context, Fed
 from setblock.integrations.llama_cpp.library import ModelFile
-from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, own_sequence
+from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, Context, Fed, own_sequence
 
 from .conftest import EXACT, Both, lengths
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from setblock.errors import SetBlockError
-from setblock.integrations.llama_cpp.context import Context
 from setblock.integrations.llama_cpp.library import ModelFile
-from setblock.integrations.llama_cpp.runner import LlamaRunner
+from setblock.integrations.llama_cpp.runner import Context, LlamaRunner
 from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, check_decoding, expected_logits
 
 from .conftest import EXACT, Both, Pair

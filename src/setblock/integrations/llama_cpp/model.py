@@ -11,10 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockWarning, warn
-from setblock.integrations.llama_cpp.context import Context
 from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, LlamaRunner, own_sequence
+from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, Context, LlamaRunner, own_sequence
 from setblock.model.loading.gguf import end_of_text_in, facts_in, tokenizer_in
 from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf
