@@ -163,7 +163,7 @@ def start_and_stop(
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_guide_runs(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = blocks(path)
-    monkeypatch.setattr("setblock.server.run.serve", start_and_stop)
+    monkeypatch.setattr("setblock.server.app.serve", start_and_stop)
     names: dict[str, object] = {"__name__": "guide", "prompt": PROMPT}
     if "--output prompts.jsonl" not in path.read_text():
         (folder / "prompts.jsonl").write_text(f"{json.dumps({'prompt': PROMPT})}\n" * 4)

@@ -24,7 +24,7 @@ def served(monkeypatch):
             found.append((model, config, bound.getsockname(), log_level))
         return 0
 
-    monkeypatch.setattr("setblock.server.run.serve", keep)
+    monkeypatch.setattr("setblock.server.app.serve", keep)
     monkeypatch.delenv(serve_command.KEYS_VARIABLE, raising=False)
     return found
 

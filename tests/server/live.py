@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.model.sbd_model import SBDModel
-from setblock.server.app import create_app
-from setblock.server.run import _Server, listen
+from setblock.server.app import _Server, create_app, listen
 from setblock.server.serving import ServerConfig, Serving
 
 TIMEOUT = 120.0

@@ -71,9 +71,9 @@ def serve(
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
     check_installed("setblock serve", "fastapi", "uvicorn", "prometheus_client", extra="serve")
     from setblock.model.loading.named import example_prompt
+    from setblock.server.app import listen
+    from setblock.server.app import serve as run
     from setblock.server.http.access import LOOPBACK_NAMES, read_keys
-    from setblock.server.run import listen
-    from setblock.server.run import serve as run
     from setblock.server.serving import ServerConfig
 
     is_local = _is_loopback(host)
