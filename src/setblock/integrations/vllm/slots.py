@@ -63,13 +63,18 @@ class BlockSlots:
             ends: token ids that end its answer.
         """
         self.close(slot)
-        settings = decided(self._with_own_tokens(settings), self.facts)
+        # Without token ids that the model lacks, which it can't write anyway: where requests are checked, its vocabulary is not
+        # known. Drafts are fixed, as the sizes of passes are
+        own = range(self.vocab_size)
+        bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
+        banned = [token_id for token_id in settings.banned_tokens if token_id in own]
+        settings = decided(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.facts)
         terms = RowTerms(
             settings=settings,
             block_size=settings.block_size or 1,
             prompt_length=prompt_length,
             limit=limit,
-            ends=tuple(each for each in ends if 0 <= each < self.vocab_size),
+            ends=tuple(each for each in ends if each in own),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
         policy = Policy([terms], [Accompanied(())], vocab_size=self.vocab_size, device=self.device)
@@ -155,14 +160,6 @@ class BlockSlots:
             may_be_cut=True,
             is_fixed=True,
         )
-
-    def _with_own_tokens(self, settings: DecodingSettings) -> DecodingSettings:
-        """Drop token ids that the model lacks, which it can't write anyway: where requests are checked, its vocabulary
-        is not known. Drafts are fixed, as the sizes of passes are."""
-        own = range(self.vocab_size)
-        bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
-        banned = [token_id for token_id in settings.banned_tokens if token_id in own]
-        return replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed")
 
 
 def _joined(parts: Sequence[tuple[BatchState, Policy]], rows: Sequence[int] | None = None) -> tuple[BatchState, Policy]:
