@@ -96,8 +96,7 @@ class SBDFacts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as `config.json` holds them, without unneeded keys that earlier releases don't know."""
-        recorded = {**asdict(self), "block_sizes": list(self.block_sizes)}
-        recorded["calibrations"] = list(recorded["calibrations"])
+        recorded = {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
         for name in ("mask_token_id", "noise_vocab_size", "causal_block", "noisy_adapter", "calibrations"):
             if recorded[name] is None or recorded[name] is False or recorded[name] == []:
                 del recorded[name]
