@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from setblock.data.section import DataSection
-from setblock.errors import SetBlockError, did_you_mean, fault_of, one_line
+from setblock.errors import SetBlockError, converted, did_you_mean, fault_of, one_line, prefixed
 from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
@@ -98,30 +98,31 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) ->
         raise SetBlockError(f"recipe {path} must be a mapping with the keys {', '.join(Recipe.model_fields)}")
     for key, value in overrides.items():
         _override(content, key, value)
-    try:
-        recipe = Recipe.model_validate(content)
-    except ValidationError as error:
-        raise SetBlockError(f"recipe {path}: {_first_problem(error)}") from error
-    arguments = _training_arguments(path, recipe.training)
-    if fault := _fault_of(recipe, arguments):
-        raise SetBlockError(f"recipe {path}: {fault}")
+    with prefixed(f"recipe {path}"):
+        try:
+            recipe = Recipe.model_validate(content)
+        except ValidationError as error:
+            raise SetBlockError(_first_problem(error)) from error
+        arguments = _training_arguments(recipe.training)
+        _refuse_misfits(recipe, arguments)
     return recipe, arguments
 
 
-def _fault_of(recipe: Recipe, arguments: SBDConfig) -> str:
-    """Return what only several sections together make wrong, or what training by a recipe has not; else an empty text."""
+def _refuse_misfits(recipe: Recipe, arguments: SBDConfig) -> None:
+    """Refuse what only several sections together make wrong, and what training by a recipe has not."""
     start, data, output = recipe.model.path, recipe.data, arguments.output_dir
     if start is not None and Path(start).resolve() == Path(output).resolve():
-        return f"training.output_dir must not be model.path itself, {start!r}"
+        raise SetBlockError(f"training.output_dir must not be model.path itself, {start!r}")
     if recipe.adapter is not None and recipe.adapter.only_noisy and arguments.objective == "ntp":
-        return "adapter.only_noisy trains nothing with training.objective ntp: set one of the two differently"
+        raise SetBlockError(
+            "adapter.only_noisy trains nothing with training.objective ntp: set one of the two differently"
+        )
     if arguments.push_to_hub:
         upload = f'`hf upload REPOSITORY {output} --exclude "checkpoint-*"`'
-        return f"training.push_to_hub: nothing would be pushed; run {upload} after the training"
+        raise SetBlockError(f"training.push_to_hub: nothing would be pushed; run {upload} after the training")
     if data.too_long == "truncate" and arguments.complete_last_block:
         both = "data.too_long: truncate and training.complete_last_block exclude each other"
-        return f"{both}: the model would learn that a text ends where it was cut"
-    return ""
+        raise SetBlockError(f"{both}: the model would learn that a text ends where it was cut")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -144,21 +145,18 @@ def _override(content: dict[str, Any], key: str, value: Any) -> None:
     content[last] = value
 
 
-def _training_arguments(path: Path, training: dict[str, Any]) -> SBDConfig:
+def _training_arguments(training: dict[str, Any]) -> SBDConfig:
     known = {field.name for field in dataclasses.fields(SBDConfig) if field.init}
     types = get_type_hints(SBDConfig)
     checked = {}
     for key, value in training.items():
         if key not in known:
-            raise SetBlockError(f"recipe {path}: unknown key 'training.{key}'{did_you_mean(key, known)}")
-        try:
-            checked[key] = TypeAdapter(types[key]).validate_python(value)
-        except ValidationError as error:
-            raise SetBlockError(f"recipe {path}: {fault_of(f'training.{key}', error.errors()[0])}") from error
+            raise SetBlockError(f"unknown key 'training.{key}'{did_you_mean(key, known)}")
+        checked[key] = converted(f"training.{key}", value, types[key])
     try:
         return SBDConfig(**checked)
     except (ValueError, TypeError, ImportError) as error:
-        raise SetBlockError(f"recipe {path}: training: {one_line(error)}") from error
+        raise SetBlockError(f"training: {one_line(error)}") from error
 
 
 def _first_problem(error: ValidationError) -> str:
