@@ -94,7 +94,8 @@ def step_of(objective: str, share: float, options: argparse.Namespace) -> Callab
     model, frozen = sbd.model.train(), None
     if objective == "adapter":
         adapter = AdapterSection.model_validate({"r": options.rank, "alpha": options.rank, "only_noisy": True})
-        frozen = frozen_half(add_adapter(sbd, adapter))
+        add_adapter(sbd, adapter)
+        frozen = frozen_half(model)
     if options.activation_checkpointing:
         model.activation_checkpointing_enable()
     head = None if options.cross_entropy == "plain" else split_head(model)

@@ -82,7 +82,7 @@ def gradients(
 ) -> tuple[SBDLoss, dict[str, Tensor]]:
     model.zero_grad()
     gate.set(None)
-    head, clean_half = split_head(model), frozen_half(model)
+    head, clean_half = split_head(model), frozen_half(model.get_base_model())
     if not frozen:
         gate.set(inputs.block_ids != CLEAN)
     with document_attention(model):

@@ -22,7 +22,7 @@ from setblock.evaluation.result import Result
 from setblock.evaluation.run import exam_of
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
-from setblock.training.trainer.trainer import SBDTrainer, unwrapped
+from setblock.training.trainer.trainer import SBDTrainer
 
 
 class DecodingEvaluator(TrainerCallback):
@@ -74,7 +74,7 @@ class DecodingEvaluator(TrainerCallback):
         self._trainer.accelerator.wait_for_everyone()
 
     def _figures(self) -> dict[str, float]:
-        trained = unwrapped(self._trainer.model)
+        trained = self._model.model
         model = SBDModel(trained, self._model.tokenizer, facts=self._model.facts)  # with the gate, if it has one by now
         exam, training = replace(self._exam, model=model), trained.training
         trained.eval()

@@ -4,7 +4,6 @@ Knows LoRA's settings, how PEFT puts it into a model, and how models are run. Kn
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -65,15 +64,15 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
     return wrapped
 
 
-def frozen_half(model: nn.Module) -> CleanHalf:
-    """Return what runs the clean half of inputs, for a model in PEFT's wrapper whose adapter acts on noisy tokens alone. That
+def frozen_half(base: PreTrainedModel) -> CleanHalf | None:
+    """Return what runs the clean half of inputs, for a model whose adapter acts on noisy tokens alone; None for any other. That
     half is the base model's: it needs no gradient, all noisy copies attend to its keys, and its logits are the teacher's. What
     is kept for these are hidden states, where the head is known, and else the logits. The gate is then open: what is left is
     noisy."""
-    wrapper: Any = model
-    base: PreTrainedModel = wrapper.get_base_model()
-    head, gate = split_head(base), gate_of(base)
-    assert gate is not None
+    gate = gate_of(base)
+    if gate is None:
+        return None
+    head = split_head(base)
 
     def clean_half(inputs: TrainingInputs, wrapped: nn.Module | None) -> tuple[CleanKeys, LogitsOf]:
         keys: CleanKeys = {}

@@ -32,7 +32,7 @@ from setblock.training.adapter import add_adapter, frozen_half
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.forward import CleanHalf, training_loss
+from setblock.training.loss.forward import training_loss
 from setblock.training.loss.head import SplitHead
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
@@ -100,7 +100,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     inputs = _inputs(args, rows=batch, length=length, context_length=context)
 
     # 2. One step on fake tensors
-    model, frozen = _model(recipe, args, config, tokenizer)
+    model = _model(recipe, args, config, tokenizer)
     everything, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
 
     # 3. The whole training
@@ -122,7 +122,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         tokens=steps * a_step * length,
         steps=steps,
         pass_tokens=inputs.clean_tokens + inputs.noisy_tokens,
-        peak=_peak(model, frozen, args, inputs, gpus),
+        peak=_peak(model, args, inputs, gpus),
         host=everything * weight_bytes,
         checkpoint=checkpoint,
         disk=checkpoint * max(1, kept) + everything * weight_bytes,
@@ -141,21 +141,17 @@ def _inputs(args: SBDConfig, *, rows: int, length: int, context_length: int) -> 
     return collator.inputs(batch, step=0, block_size=max(args.block_sizes))
 
 
-def _model(
-    recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Any, CleanHalf | None]:
-    """Return the model to train, and what runs its clean half where that is frozen."""
+def _model(recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the model to train."""
     dtype = getattr(torch, recipe.model.dtype or ("float32" if recipe.adapter is None else "bfloat16"))
     # Flex attention needs a GPU; PyTorch's SDPA holds as much, by documents.
-    frozen = None
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         if recipe.adapter is not None:
-            wrapped = add_adapter(SBDModel(model, tokenizer), recipe.adapter)
-            frozen = frozen_half(wrapped) if recipe.adapter.only_noisy else None
+            add_adapter(SBDModel(model, tokenizer), recipe.adapter)
     if args.gradient_checkpointing or args.activation_checkpointing:
         model.activation_checkpointing_enable()
-    return model.train(), frozen
+    return model.train()
 
 
 class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -195,9 +191,9 @@ class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._done += kept
 
 
-def _peak(model: Any, frozen: CleanHalf | None, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
+def _peak(model: Any, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
     """Return the most that a device holds in a step, by kind."""
-    is_half = args.bf16 or args.fp16
+    is_half, frozen = args.bf16 or args.fp16, frozen_half(model)
     weights, reduced = sum(p.nbytes for p in model.parameters()) // gpus, 0
     if gpus > 1:
         gathered, reduced = _held_whole(model.to(torch.bfloat16) if is_half else model)

@@ -1,7 +1,6 @@
 """Extend Transformers' `Trainer` (`SBDTrainer`): Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
 from collections import defaultdict
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -32,12 +31,6 @@ from setblock.training.trainer.optimizer import MuonAdamW
 from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
 
 _SUMS = ("ntp_sum", "ntp_count", "matp_sum", "matp_count")  # of `SBDLoss`
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model in PEFT's wrapper, where it is in one."""
-    get_base_model: Callable[[], nn.Module] | None = getattr(model, "get_base_model", None)
-    return model if get_base_model is None else get_base_model()
 
 
 def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> None:
@@ -105,15 +98,15 @@ class SBDTrainer(Trainer):
         if args.save_on_each_node:
             self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
         self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
-        self._gate = gate_of(unwrapped(self.model))
-        self._frozen_half = None if self._gate is None else frozen_half(self.model)
+        self._base = sbd.model  # which PEFT's wrapper holds, where there is one
+        self._gate, self._frozen_half = gate_of(self._base), frozen_half(self._base)
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
         if args.cross_entropy == "chunked" and self._head is None:
             raise SetBlockError(
                 "training.cross_entropy chunked: what the model does to its logits is not known; use auto"
             )
         self._peak = peak
-        self._cost = token_cost(unwrapped(self.model))
+        self._cost = token_cost(self._base)
         self._clock = StepClock()
         for callback in (self._clock, Completeness(args), self._collator):
             self.add_callback(callback)
@@ -172,7 +165,7 @@ class SBDTrainer(Trainer):
                 none = inputs.ntp.index[:0]
                 inputs = replace(inputs, ntp=Targets(none, none))
                 # The noisy half can be run after the clean one where attention is a function that we can wrap.
-                if len(inputs.matp.index) and plan_of(unwrapped(self.model)).by_document:
+                if len(inputs.matp.index) and plan_of(self._base).by_document:
                     clean_half = self._frozen_half
         return training_loss(
             self.accelerator.unwrap_model(model),
@@ -191,7 +184,7 @@ class SBDTrainer(Trainer):
         # PEFT would give an adapter's layers float32, which autocast turns back into half precision at once.
         uncast = uncast_inputs if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext
         try:
-            with document_attention(unwrapped(self.model)), uncast(self.model):
+            with document_attention(self._base), uncast(self.model):
                 loss: Tensor = super().training_step(*args, **kwargs)
                 return loss
         finally:
