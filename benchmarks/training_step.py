@@ -37,8 +37,7 @@ from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.inputs.doubled import Targets, TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.forward import training_loss
-from setblock.training.loss.head import split_head
+from setblock.training.loss.forward import split_head, training_loss
 
 OBJECTIVES = ("ntp", "sbd", "adapter")
 END = 0

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from families import FAMILIES, tiny_model
 from setblock.training.inputs.doubled import TrainingInputs
-from setblock.training.loss.forward import training_loss
-from setblock.training.loss.head import split_head
+from setblock.training.loss.forward import split_head, training_loss
 from setblock.training.loss.loss import SBDLoss, chunked_loss, cross_entropies
 from training.doubling import VOCABULARY, doubled, packed_rows
 

@@ -16,8 +16,7 @@ from setblock.cli.app import app
 from setblock.data.tokenizer import train_tokenizer
 from setblock.model.attention.document_attention import document_attention
 from setblock.training.dry_run import _inputs, dry_run
-from setblock.training.loss.forward import training_loss
-from setblock.training.loss.head import SplitHead
+from setblock.training.loss.forward import SplitHead, training_loss
 from setblock.training.recipe import load_recipe
 from setblock.training.run.train import context_length_of, prepared_model, starting_tokenizer
 

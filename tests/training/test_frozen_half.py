@@ -16,8 +16,7 @@ from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.inputs import doubled as inputs_module
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.forward import training_loss
-from setblock.training.loss.head import split_head
+from setblock.training.loss.forward import split_head, training_loss
 from setblock.training.loss.loss import MaskedLoss, SBDLoss
 from training import doubling
 from training.doubling import batch_of

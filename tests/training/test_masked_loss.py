@@ -15,8 +15,7 @@ from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.doubled import TrainingInputs
 from setblock.training.inputs.noising import Noising
-from setblock.training.loss.forward import training_logits, training_loss
-from setblock.training.loss.head import split_head
+from setblock.training.loss.forward import split_head, training_logits, training_loss
 from setblock.training.loss.loss import MaskedLoss, SBDLoss, chunked_loss, total_variations
 from setblock.training.trainer.trainer import prepare
 from training import doubling

@@ -17,8 +17,7 @@ from setblock.model.attention.document_attention import CleanKeys
 from setblock.model.sbd_model import SBDModel
 from setblock.section import Section
 from setblock.training.inputs.doubled import TrainingInputs
-from setblock.training.loss.forward import CleanHalf, training_logits
-from setblock.training.loss.head import split_head
+from setblock.training.loss.forward import CleanHalf, split_head, training_logits
 from setblock.training.loss.loss import LogitsOf, logits_of_hidden
 
 

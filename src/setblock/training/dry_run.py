@@ -32,8 +32,7 @@ from setblock.training.adapter import add_adapter, frozen_half
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.forward import training_loss
-from setblock.training.loss.head import SplitHead
+from setblock.training.loss.forward import SplitHead, training_loss
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
 from setblock.training.trainer.metrics import token_cost

@@ -22,8 +22,7 @@ from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import EVALUATION, SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
-from setblock.training.loss.forward import CleanHalf, training_loss
-from setblock.training.loss.head import split_head
+from setblock.training.loss.forward import CleanHalf, split_head, training_loss
 from setblock.training.loss.loss import SBDLoss
 from setblock.training.run.saving import Completeness
 from setblock.training.trainer.metrics import StepClock, token_cost
