@@ -32,13 +32,14 @@ def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> Non
 
 
 @contextmanager
-def prefixed(prefix: str) -> Iterator[None]:
+def prefixed(prefix: str, kinds: type[Exception] | tuple[type[Exception], ...] = SetBlockError) -> Iterator[None]:
     """Put what it is about, such as a model or the line of a file, before the message of a `SetBlockError` that is raised while
-    active."""
+    active. Errors of other `kinds`, another library's, become one in the same way."""
     try:
         yield
-    except SetBlockError as error:
-        raise SetBlockError(f"{prefix}: {error}") from error
+    except kinds as error:
+        said = str(error) if isinstance(error, SetBlockError) else one_line(error)
+        raise SetBlockError(f"{prefix}: {said}") from error
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from setblock.errors import SetBlockError, one_line
+from setblock.errors import prefixed
 from setblock.files import read_text
 
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
@@ -27,7 +27,5 @@ YAMLLoader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[e
 
 def read_yaml(path: Path, *, what: str = "") -> Any:
     """Return what a file holds, or raise `SetBlockError` if it can't be read, or is not YAML. Messages say `what` it is."""
-    try:
+    with prefixed(f"{what} {path} is not YAML".strip(), yaml.YAMLError):
         return yaml.load(read_text(path, what=what), Loader=YAMLLoader)
-    except yaml.YAMLError as error:
-        raise SetBlockError(f"{what} {path} is not YAML: {one_line(error)}".strip()) from error

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from setblock.errors import SetBlockError, check_installed, one_line
+from setblock.errors import check_installed, prefixed
 from setblock.model.adapter.adapter import gated, quiet_peft
 from setblock.model.adapter.gate import gate_of
 from setblock.model.attention.document_attention import CleanKeys
@@ -51,11 +51,8 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
         target_modules=section.target_modules,
         trainable_token_indices=None if mask_token_id is None else [mask_token_id],
     )
-    try:
-        with quiet_peft():
-            wrapped: PreTrainedModel = get_peft_model(sbd.model, config)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise SetBlockError(f"adapter: {one_line(error)}") from error
+    with prefixed("adapter", (ValueError, RuntimeError)), quiet_peft():
+        wrapped: PreTrainedModel = get_peft_model(sbd.model, config)
     # Where this is set, PEFT asks the hub on each save whether the vocabulary has grown, and then saves all embeddings.
     config.base_model_name_or_path = None
     if section.only_noisy:

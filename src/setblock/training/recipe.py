@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from setblock.data.section import DataSection
-from setblock.errors import SetBlockError, converted, did_you_mean, fault_of, one_line, prefixed
+from setblock.errors import SetBlockError, converted, did_you_mean, fault_of, prefixed
 from setblock.section import UNKNOWN_KEY, Section
 from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
@@ -130,10 +130,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise SetBlockError(f"an override must be of the form section.key=value, not {text!r}")
-    try:
+    with prefixed(f"the value of override {key!r} is not YAML", yaml.YAMLError):
         return key, yaml.load(value, Loader=YAMLLoader)
-    except yaml.YAMLError as error:
-        raise SetBlockError(f"the value of override {key!r} is not YAML: {one_line(error)}") from error
 
 
 def _override(content: dict[str, Any], key: str, value: Any) -> None:
@@ -153,10 +151,8 @@ def _training_arguments(training: dict[str, Any]) -> SBDConfig:
         if key not in known:
             raise SetBlockError(f"unknown key 'training.{key}'{did_you_mean(key, known)}")
         checked[key] = converted(f"training.{key}", value, types[key])
-    try:
+    with prefixed("training", (ValueError, TypeError, ImportError)):
         return SBDConfig(**checked)
-    except (ValueError, TypeError, ImportError) as error:
-        raise SetBlockError(f"training: {one_line(error)}") from error
 
 
 def _first_problem(error: ValidationError) -> str:

@@ -2,8 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +27,7 @@ from setblock.data.section import DataSection
 from setblock.data.texts.chat import use_chat_template
 from setblock.data.texts.encoding import corpus_texts
 from setblock.data.tokenizer import train_tokenizer
-from setblock.errors import SetBlockError, one_line
+from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.files import write_whole
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
@@ -52,6 +51,8 @@ from setblock.training.run.saving import merge, save_result
 from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded
 from setblock.training.trainer.trainer import SBDTrainer, prepare
+
+_NO_MODEL = "model.config: can't make a model of it"  # whatever Transformers raises
 
 MakeCallbacks = Callable[[SBDTrainer, SBDModel], Sequence[TrainerCallback]]
 """From what trains and the model that it trains to what is to be called while it does."""
@@ -231,7 +232,7 @@ def _new_model(section: ModelSection, data: DataSection) -> SBDModel:
     """Return a model with random weights, and a tokenizer trained for it."""
     config, tokenizer = starting_tokenizer(section, data)
     torch.manual_seed(section.seed)
-    with _making_a_model():
+    with prefixed(_NO_MODEL, Exception):
         attention = section.attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
     refuse_unsupported(config)
@@ -255,17 +256,8 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    with _making_a_model():
+    with prefixed(_NO_MODEL, Exception):
         return AutoConfig.for_model(**{**section.config, **of_tokenizer}), tokenizer
-
-
-@contextmanager
-def _making_a_model() -> Iterator[None]:
-    """Turn whatever Transformers raises over a config that it can't make a model of into one line."""
-    try:
-        yield
-    except Exception as error:
-        raise SetBlockError(f"model.config: can't make a model of it: {one_line(error)}") from error
 
 
 def context_length_of(config: PretrainedConfig) -> int:
