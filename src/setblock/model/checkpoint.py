@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 from setblock.files import whole_folder, write_whole, writing
 from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts
 
@@ -77,11 +77,9 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
     """Replace the facts in a checkpoint's `config.json`, or raise `SetBlockError` if it is no checkpoint, or can't be written.
     Every other entry stays; the file changes at once or not at all."""
     path = folder / "config.json"
-    try:
+    with prefixed(f"can't write {path}", (OSError, ValueError)):
         config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: facts.to_json()}
         write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
-    except (OSError, ValueError) as error:
-        raise SetBlockError(f"can't write {path}: {error}") from error
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 from setblock.structure.kinds import WRITTEN, Grammar
 
 _NAME, _KEY, _VALUE = "name_of_a_tool", "key_of_it", "value_of_it"
@@ -109,10 +109,8 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, calls: int, *, tools: Sequence
         function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
         called = [{"type": "function", "id": "000000000", "function": function}] * calls
         messages.append({"role": "assistant", "content": "", "tool_calls": called})
-    try:
+    with prefixed("the model's chat template has no place for tools", (TemplateError, ValueError, TypeError, KeyError)):
         text = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not calls)
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
-        raise SetBlockError(f"the model's chat template has no place for tools: {error}") from error
     assert isinstance(text, str)
     return text
 

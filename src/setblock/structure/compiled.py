@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, check_installed, prefixed
 from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonSchema, Regex, Structure, parts
 
 if TYPE_CHECKING:
@@ -44,14 +44,11 @@ class Grammars:
     """Keep compiled grammars over one vocabulary. May be asked from several threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        try:
-            from llguidance.hf import from_tokenizer
+        check_installed("structured output", "llguidance", extra="structured")
+        from llguidance.hf import from_tokenizer
 
+        with prefixed("structured output is not possible with this model's tokenizer", ValueError):
             self.vocabulary = from_tokenizer(tokenizer)
-        except ImportError as error:
-            raise SetBlockError("structured output needs llguidance: pip install 'setblock[structured]'") from error
-        except ValueError as error:
-            raise SetBlockError(f"structured output is not possible with this model's tokenizer: {error}") from error
         self._kept = lru_cache(KEPT)(self._compiled)
 
     def matcher(self, structure: Structure) -> "LLMatcher":

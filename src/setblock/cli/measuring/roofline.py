@@ -10,7 +10,7 @@ from rich.text import Text
 
 from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option, optional
-from setblock.errors import SetBlockError, one_line, prefixed, warn
+from setblock.errors import prefixed, warn
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
 from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, LEFT_OUT, NumberType, Precision, Prediction, tables
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
@@ -76,10 +76,8 @@ def _read_shape(source: str) -> tuple[ModelShape, str]:
     silence_libraries()
     if not Path(source).is_dir():  # in a folder, the config is enough
         check_source(source)
-    try:
+    with prefixed(f"can't read the config of model {source}", Exception):  # Transformers raises anything over one
         config = AutoConfig.from_pretrained(source)
-    except Exception as error:  # Transformers raises anything over a broken or missing config
-        raise SetBlockError(f"can't read the config of model {source}: {one_line(error)}") from error
     with prefixed(f"model {source}"):
         refuse_unsupported(config)
         shape = shape_of(config, name=source)

@@ -119,10 +119,8 @@ def _render(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
 ) -> str:
     more = {"tools": list(tools)} if tools else {}
-    try:
+    with prefixed("the model's chat template refuses this chat", TemplateError):
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
-    except TemplateError as error:
-        raise SetBlockError(f"the model's chat template refuses this chat: {error}") from error
     return text
 
 

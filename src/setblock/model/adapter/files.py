@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 from setblock.files import FACTS_FILE, whole_folder
 from setblock.model.protocol.facts import SBDFacts, facts_from_json
 
@@ -60,10 +60,8 @@ def adapter_facts(folder: Path, *, vocab_size: int) -> SBDFacts:
     adapter, which records no block size. Raise `SetBlockError` if they are not valid for the model."""
     file = folder / FACTS_FILE
     if file.is_file():
-        try:
+        with prefixed(f"can't read {file}", (OSError, ValueError)):
             recorded = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise SetBlockError(f"can't read {file}: {error}") from error
         return replace(facts_from_json(recorded, vocab_size=vocab_size, where=str(file)), noisy_adapter=True)
     return SBDFacts(
         None,

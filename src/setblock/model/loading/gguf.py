@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from setblock.errors import SetBlockError, one_line
+from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.model.loading.source import is_gguf
 from setblock.model.protocol.facts import SBDFacts, facts_from_json
 
@@ -78,22 +78,19 @@ def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerB
     """Return the tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's vocabulary.
     Raise `SetBlockError` if there is none that Transformers can read."""
     whole = metadata(TOKENIZER_KEY)
-    try:
+    # Transformers and tokenizers raise anything over what they can't read
+    with prefixed(f"model {source}: its tokenizer can't be read", Exception):
         if whole is None:
             return AutoTokenizer.from_pretrained(**pretrained_arguments(str(source)))
         backend = Tokenizer.from_str(whole)
         ids = {role: metadata(f"tokenizer.ggml.{name}_token_id") for role, name in ROLES.items()}
         special = {f"{role}_token": backend.id_to_token(int(each)) for role, each in ids.items() if each is not None}
         made = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **special)
-    except Exception as error:  # of Transformers and tokenizers, over what they can't read
-        raise SetBlockError(f"model {source}: its tokenizer can't be read: {one_line(error)}") from error
     made.chat_template = metadata(gguf.Keys.Tokenizer.CHAT_TEMPLATE)
     return made
 
 
 def _json(metadata: Metadata, key: str, source: str | Path) -> Any:
     text = metadata(key)
-    try:
+    with prefixed(f"model {source}: {key} is not JSON", ValueError):
         return None if text is None else json.loads(text)
-    except ValueError as error:
-        raise SetBlockError(f"model {source}: {key} is not JSON: {error}") from error

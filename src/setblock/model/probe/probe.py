@@ -66,12 +66,10 @@ def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None
     small = small_copy(model, device=model.device)
     wanted = run_text(small)
     store(small)
-    try:
+    with prefixed(f"{model.config.model_type} can't be {how}", DisagreementError):
         found = _run(lambda: run_text(small), failure="it then no longer runs")
         if not float((found - wanted).norm()) <= _STORED_TOLERANCE * float(wanted.norm()):
             raise DisagreementError("it then gives other logits")
-    except DisagreementError as error:
-        raise SetBlockError(f"{model.config.model_type} can't be {how}: {error}") from error
 
 
 @torch.inference_mode()
