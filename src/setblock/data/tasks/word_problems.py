@@ -104,8 +104,7 @@ def _wages(rng: random.Random, lines: _Reasoning) -> Draft:
         f"{who} spends {spent} dollars on food.",
         f"How many dollars {rng.choice(('are left', 'does ' + who + ' have left'))}?",
     ]
-    left = lines.sum("After the food # dollars are left.", earned, "-", spent)
-    return facts, left, (hours, days, rate, spent)
+    return facts, lines.sum("After the food # dollars are left.", earned, "-", spent), (hours, days, rate, spent)
 
 
 def _comparison(rng: random.Random, lines: _Reasoning) -> Draft:
@@ -174,8 +173,7 @@ def _travel(rng: random.Random, lines: _Reasoning) -> Draft:
         facts.append(f"How many miles does {who} travel?")
         return facts, lines.sum(f"In all {who} travels # miles.", one, "+", other), (u, s, v, t)
     facts.append("How many miles longer is the longer part?")
-    further = lines.sum("The difference is # miles.", max(one, other), "-", min(one, other))
-    return facts, further, (u, s, v, t, "longer")
+    return facts, lines.sum("The difference is # miles.", max(one, other), "-", min(one, other)), (u, s, v, t, "longer")
 
 
 def _baking(rng: random.Random, lines: _Reasoning) -> Draft:

@@ -63,13 +63,11 @@ def _versions() -> Iterator[str]:
 
 def _figures(folder: Path) -> dict[str, float]:
     """Return the last value of each figure of the run, and the steps it took."""
-    figures: dict[str, float] = {}
+    last: dict[str, float] = {}
     for entry in read_metrics(folder):
-        figures["step"] = entry["step"]
-        for key, value in entry.items():
-            if key.endswith("_loss") or key.startswith(("eval_nfe_speedup", "eval_accuracy")):
-                figures[key] = value
-    return figures
+        last |= entry
+    shown = ("eval_nfe_speedup", "eval_accuracy")
+    return {key: each for key, each in last.items() if key == "step" or key.endswith("_loss") or key.startswith(shown)}
 
 
 def _hub_data_sets(section: Mapping[str, Any]) -> Iterator[str]:
