@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,8 @@ def tokenise(
             for array in _ARRAYS:
                 np.save(folder / f"rows-{name}-{array}.npy", getattr(each, array))
         used = np.zeros(0, dtype=np.int32)
-        for documents in chain.from_iterable(written.values()):
-            for chunk in documents.data.column("token_ids").chunks:
-                used = np.union1d(used, chunk.flatten().to_numpy())
+        for chunk in _documents(folder, "*").data.column("token_ids").chunks:
+            used = np.union1d(used, chunk.flatten().to_numpy())
         limits.refuse_ids(used, str(folder))
         np.save(folder / "used-ids.npy", used)
         shards = {path.name: path.stat().st_size for path in sorted(folder.glob("*.arrow"))}
@@ -193,6 +192,6 @@ def _write_shard(encoder: Encoder, shape: RecordShape, path: Path, records: list
 
 
 def _documents(folder: Path, stem: str) -> datasets.Dataset:
-    """Return the documents of a part or of one of its sources, in order."""
+    """Return the documents of a part or of one of its sources, or all (`*`), in order."""
     paths = sorted(folder.glob(f"{stem}-*.arrow"))
     return datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for path in paths])

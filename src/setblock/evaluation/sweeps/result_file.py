@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from setblock.decoding.settings.operating_point import NTP
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, prefixed
 from setblock.evaluation.result import Result, result_from_json
 from setblock.files import differences, writing
 
@@ -88,10 +88,8 @@ def _parse(path: Path, content: bytes) -> list[Result]:
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"{path}, line {number}"
         ntp = results[0] if results else None
-        try:
+        with prefixed(f"{where} is not a result of a sweep", ValueError):  # of JSON, of its encoding, or of a result
             result = result_from_json(json.loads(line), ntp=ntp)
-        except ValueError as error:  # of JSON, of its encoding, or of a result
-            raise SetBlockError(f"{where} is not a result of a sweep: {error}") from error
         if ntp is None and result.point != NTP:
             raise SetBlockError(f"{where} must be plain decoding, method ntp")
         if not isinstance(result.run, dict) or (ntp is not None and any(changes(ntp.run, result.run))):
