@@ -54,17 +54,16 @@ class Encoder:
         with prefixed(record.where):
             values = [value_of(record, column, shape) for column in shape.columns]
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
+            how = "keep" if found is None else self.data.special_tokens
             contents: list[str] | None = None
-            pieces: list[Piece] = []
-            if found is not None and self.data.special_tokens == "error":
+            if how == "error":
                 raise SetBlockError(
                     f"its text contains the special token {found!r}: set data.special_tokens to spell (encode it as "
                     "letters, as in prompts), keep (encode it as the token) or drop (leave the document out)"
                 )
-            if found is not None and self.data.special_tokens == "spell":
+            if how == "spell":
                 values, contents = _held_apart(values, shape, special)
-            if found is None or self.data.special_tokens != "drop":
-                pieces = self._pieces(values, shape, record.columns.get("tools"))
+            pieces = [] if how == "drop" else self._pieces(values, shape, record.columns.get("tools"))
         return pieces, found is not None, contents
 
     def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:

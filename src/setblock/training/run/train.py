@@ -244,20 +244,19 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
     """Return the config of the model a recipe starts from, and its tokenizer, which has the data's chat template."""
     if section.path is not None:
         config, tokenizer = load_tokenizer(section.path)
-        use_chat_template(data.chat_template, tokenizer)
-        return config, tokenizer
-    assert section.config is not None and section.vocab_size is not None
-    texts = itertools.islice(corpus_texts(data), 20_000)
-    tokenizer = train_tokenizer(texts, vocab_size=section.vocab_size)
+    else:
+        assert section.config is not None and section.vocab_size is not None
+        tokenizer = train_tokenizer(itertools.islice(corpus_texts(data), 20_000), vocab_size=section.vocab_size)
+        of_tokenizer = {
+            "vocab_size": len(tokenizer),
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        with prefixed(_NO_MODEL, Exception):
+            config = AutoConfig.for_model(**{**section.config, **of_tokenizer})
     use_chat_template(data.chat_template, tokenizer)
-    of_tokenizer = {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    with prefixed(_NO_MODEL, Exception):
-        return AutoConfig.for_model(**{**section.config, **of_tokenizer}), tokenizer
+    return config, tokenizer
 
 
 def context_length_of(config: PretrainedConfig) -> int:
