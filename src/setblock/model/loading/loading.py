@@ -240,11 +240,9 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
             f"{name} keeps a recurrent state (state-space or linear attention), which can't attend within a block in both "
             "directions, nor take back a rejected token"
         )
-    try:
+    with prefixed(name, ValueError):
         text = config.get_text_config()
         layer_windows(text)
-    except ValueError as error:
-        raise SetBlockError(f"{name}: {_line(error)}") from error
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
         raise SetBlockError(f"{name} uses ALiBi, which ignores position ids; set block decoding needs them")
 
