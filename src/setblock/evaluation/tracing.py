@@ -4,15 +4,13 @@ Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import PreTrainedTokenizerBase
-
 from setblock.decoding.answer.generation import Reveal
 from setblock.decoding.answer.text import Prompt, encode_prompt
-from setblock.decoding.generate import StreamChunk, loaded, stream
+from setblock.decoding.generate import loaded, stream
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.operating_point import point_of, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
@@ -69,67 +67,45 @@ def trace(
 ) -> Trace:
     """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
     model = loaded(model)
+    tokenizer = model.tokenizer
     settings = with_calibration(model, settings_asked(named, base=settings))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
-    start = len(encode_prompt(model.tokenizer, prompt, raw=raw))
-    tracer = _Tracer(model.tokenizer, prompt_length=start, ends=ends, is_ntp=settings.method == "ntp")
+    prompt_length = len(encode_prompt(tokenizer, prompt, raw=raw))
+
+    def text(token_id: int) -> str:
+        return str(tokenizer.decode([token_id]))
+
+    def token(found: Reveal) -> TracedToken:
+        return TracedToken(found.index, text(found.token_id), found.entropy, found.token_id in ends)
+
     passes, generation = [], None
+    standing: dict[int, TracedToken] = {}  # what the answer holds so far
+    start = 0  # of the open block
     for chunk in stream(model, prompt, settings=settings, raw=raw):  # not kept: each holds a pass's logits
-        passes.append(tracer.traced(chunk))
-        generation = chunk.generation
-    assert generation is not None
-    return Trace(
-        prompt=prompt,
-        text=generation.text,
-        tokens=[_text(model.tokenizer, token_id) for token_id in generation.token_ids],
-        finish_reason=generation.finish_reason,
-        method=settings.method,
-        block_size=point_of(model, settings).block_size or 1,
-        passes=passes,
-    )
-
-
-def _text(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
-    return str(tokenizer.decode([token_id]))
-
-
-@dataclass
-class _Tracer:
-    """Turn the chunks of one stream into passes, in order. Remembers what the answer holds so far."""
-
-    tokenizer: PreTrainedTokenizerBase
-    prompt_length: int
-    ends: set[int]
-    is_ntp: bool
-    _standing: dict[int, TracedToken] = field(default_factory=dict)
-    _start: int = 0
-
-    def traced(self, chunk: StreamChunk) -> TracedPass:
-        """Return what the next chunk's pass did."""
         event, step = chunk.event, chunk.step
-        places = (step.positions[0] - self.prompt_length).tolist()
-        start, corrected = places[0], None if event.corrected is None else self._token(event.corrected)
+        places = (step.positions[0] - prompt_length).tolist()
+        before, start = start, places[0]
+        corrected = None if event.corrected is None else token(event.corrected)
         right = math.inf if corrected is None else corrected.index
-        void = sorted(index for index in self._standing if index >= start > self._start or index > right)
+        void = sorted(index for index in standing if index >= start > before or index > right)
         for index in void:
-            del self._standing[index]
-        self._start = start
-        revealed = [self._token(each) for each in event.revealed]
-        self._standing |= {each.index: each for each in (corrected, *revealed) if each is not None}
+            del standing[index]
+        revealed = [token(each) for each in event.revealed]
+        standing |= {each.index: each for each in (corrected, *revealed) if each is not None}
 
         # What a pass computed behind a draft that it found wrong was thrown away. `known` may be shorter than the places: what
         # is behind it is not of the block
         known = step.reading.given.block.known[0].tolist() if corrected is None else []
-        end = min((index for index, each in self._standing.items() if each.is_end), default=places[-1] + 1)
+        end = min((index for index, each in standing.items() if each.is_end), default=places[-1] + 1)
         masked = [
             (place, entropy)
             for place, entropy, is_known in zip(places, step.entropy[0].tolist(), known, strict=False)
-            if is_known and place not in self._standing and place < end
+            if is_known and place not in standing and place < end
         ]
-        in_block = [place for place in places if place in self._standing] + [place for place, _ in masked]
-        return TracedPass(
+        in_block = [place for place in places if place in standing] + [place for place, _ in masked]
+        traced = TracedPass(
             number=event.number,
-            kind="token" if self.is_ntp and event.kind == "block" else event.kind,
+            kind="token" if settings.method == "ntp" and event.kind == "block" else event.kind,
             start=start,
             size=max(in_block, default=start - 1) + 1 - start,
             revealed=revealed,
@@ -137,7 +113,15 @@ class _Tracer:
             corrected=corrected,
             dropped=void,
         )
-
-    def _token(self, found: Reveal) -> TracedToken:
-        text = _text(self.tokenizer, found.token_id)
-        return TracedToken(found.index, text, found.entropy, found.token_id in self.ends)
+        passes.append(traced)
+        generation = chunk.generation
+    assert generation is not None
+    return Trace(
+        prompt=prompt,
+        text=generation.text,
+        tokens=[text(token_id) for token_id in generation.token_ids],
+        finish_reason=generation.finish_reason,
+        method=settings.method,
+        block_size=point_of(model, settings).block_size or 1,
+        passes=passes,
+    )
