@@ -6,11 +6,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from setblock.cli.answering.generate import CONTROLS, PromptOptions, shown
 from setblock.cli.messages import print_json, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json
 from setblock.cli.options.groups import DECODING, JSON, SAMPLING, argument, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
-from setblock.cli.options.prompt import PromptOptions, shown
 from setblock.decoding.answer.generation import Generation, generation_json
 from setblock.model.loading.named import example_prompt
 
@@ -114,10 +114,6 @@ def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: Generation) ->
         text.read([token_id])
         pieces.append(text.take(final=count == generation.num_tokens).translate(CONTROLS))
     return pieces
-
-
-# A model may write anything, and an escape sequence among it would colour or move what follows.
-CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def _style(number: int) -> str:

@@ -1,6 +1,7 @@
 """Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
@@ -11,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.text import Text
 
-from setblock.cli.answering.compare import CONTROLS
 from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json, settings_offered
-from setblock.cli.options.groups import JSON, OUTPUT, argument, option, option_group, optional, rare
+from setblock.cli.options.groups import DECODING, JSON, OUTPUT, argument, option, option_group, optional, rare
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
-from setblock.cli.options.prompt import PromptOptions, read_prompt, shown
 from setblock.decoding.answer.generation import Generation, generation_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.files import AnswerFile, AnswerPipe, read_prompts
@@ -25,6 +24,7 @@ from setblock.files import read_text
 from setblock.structure.kinds import structure_of
 
 if TYPE_CHECKING:
+    from setblock.decoding.answer.text import Prompt
     from setblock.decoding.generate import StreamChunk
     from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
@@ -50,6 +50,27 @@ class GenerateOptions(DecodingOptions):
             raise ParameterError("--json-schema, --regex, --choice and --grammar exclude each other: give one of them")
         settings = super().settings()
         return replace(settings, structure=structure_of(asked)) if asked else settings
+
+
+@option_group(DECODING)
+class PromptOptions:
+    """Hold how a prompt is given to the model."""
+
+    raw: bool = option(False, "Continue the prompt as plain text, without the chat template.", is_rare=True)
+    system: str | None = optional("System message before the prompt.", metavar="TEXT")
+
+    def asked(self, prompt: str | None) -> "Prompt | None":
+        """Return what the model is asked; None if no PROMPT is given. Raise `SetBlockError` if options exclude each other, or
+        the text is not valid UTF-8."""
+        if self.raw and self.system is not None:
+            raise ParameterError("--raw has no place for a system message: leave out --system")
+        return None if prompt is None else self.with_system(read_prompt(prompt))
+
+    def with_system(self, prompt: str) -> "Prompt":
+        """Return a text with the system message before it, if there is one."""
+        if self.system is None:
+            return prompt
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
 
 
 def generate(
@@ -209,6 +230,9 @@ def generate_file(
 
 _STYLES = {"prefill": "cyan", "token": "cyan", "block": "green", "commit": "magenta"}
 
+# A model may write anything, and an escape sequence among it would colour or move what follows.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 def print_trace(trace: "Trace", settings: DecodingSettings, *, as_json: bool) -> None:
     """Print the prompt, then for each pass a line of figures and the open block as it left it; or all of it as JSON."""
@@ -259,3 +283,24 @@ def _block(traced: "TracedPass", standing: "dict[int, TracedToken]") -> Text:
         else:
             text.append(told)
     return text
+
+
+def read_prompt(given: str) -> str:
+    """Return the text of the PROMPT argument: itself, or stdin's where it is `-`. Raise `SetBlockError` if it is not valid
+    UTF-8, or stdin is closed."""
+    if given == "-" and sys.stdin is None:
+        raise SetBlockError("stdin is closed, so that no prompt could be read from it")
+    try:
+        # Bytes, since how stdin is decoded depends on the locale.
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if given == "-" else given
+        text.encode()  # bytes of an argument that are not UTF-8 come as lone surrogates
+    except UnicodeError as error:
+        raise SetBlockError("prompt must be valid UTF-8") from error
+    return text
+
+
+def shown(prompt: "Prompt") -> str:
+    """Return a prompt as text for a report: of a chat, each message with its role."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{each['role']}: {each['content']}" for each in prompt)  # type: ignore[index]
