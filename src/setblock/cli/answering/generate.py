@@ -73,6 +73,23 @@ class PromptOptions:
         return [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
 
 
+@option_group("Many prompts")
+class FileOptions:
+    """Hold which file of prompts is answered, and where the answers go."""
+
+    source: Path | None = optional(
+        'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, with an '
+        'optional "id"; - reads them from stdin. Needs --output.',
+        "--input",
+    )
+    target: Path | None = optional(
+        "File for the answers; - prints them. Each line is what --json prints, in the order of the prompts. The same "
+        "command resumes an interrupted run, if it writes a file.",
+        "--output",
+    )
+    concurrency: int = option(32, "Number of prompts decoded at once, at least 1. It changes no answer.", is_rare=True)
+
+
 def generate(
     prompt: str | None = argument(None, "The text to answer; - reads it from stdin.", "PROMPT"),
     *,
@@ -87,21 +104,7 @@ def generate(
         "--trace",
         panel=OUTPUT,
     ),
-    source: Path | None = optional(
-        'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, with an '
-        'optional "id"; - reads them from stdin. Needs --output.',
-        "--input",
-        panel="Many prompts",
-    ),
-    target: Path | None = optional(
-        "File for the answers; - prints them. Each line is what --json prints, in the order of the prompts. The same "
-        "command resumes an interrupted run, if it writes a file.",
-        "--output",
-        panel="Many prompts",
-    ),
-    concurrency: int = option(
-        32, "Number of prompts decoded at once, at least 1. It changes no answer.", panel="Many prompts", is_rare=True
-    ),
+    many: FileOptions,
 ) -> None:
     """Answer a prompt. Text is printed as soon as it is final, then tokens, forward passes and seconds on stderr.
 
@@ -112,16 +115,16 @@ def generate(
     from setblock import generate_batch, stream, trace
 
     settings = decoding.settings()
-    if source is not None or target is not None:
-        if source is None or target is None or prompt is not None or as_trace:
+    if many.source is not None or many.target is not None:
+        if many.source is None or many.target is None or prompt is not None or as_trace:
             raise ParameterError("--input and --output go together, without PROMPT and --trace")
         if how.system is not None:
             raise ParameterError("--input has its chats in its lines: leave out --system")
-        if concurrency < 1:
-            raise ParameterError(f"--concurrency must be at least 1, not {concurrency}")
-        if as_json and target == _PIPE:
+        if many.concurrency < 1:
+            raise ParameterError(f"--concurrency must be at least 1, not {many.concurrency}")
+        if as_json and many.target == _PIPE:
             raise ParameterError("--output - prints the answers: leave out --json, or name a file for them")
-        generate_file(source, target, model, decoding, concurrency=concurrency, raw=how.raw, as_json=as_json)
+        generate_file(many, model, decoding, raw=how.raw, as_json=as_json)
         return
     if settings.logprobs is not None and not as_json:
         raise ParameterError("--logprobs needs --json, which shows them")
@@ -179,17 +182,12 @@ def _figures(generation: Generation) -> str:
 
 
 def generate_file(
-    source: Path,
-    target: Path,
-    options: RuntimeOptions,
-    decoding: DecodingOptions,
-    *,
-    concurrency: int,
-    raw: bool,
-    as_json: bool,
+    many: FileOptions, options: RuntimeOptions, decoding: DecodingOptions, *, raw: bool, as_json: bool
 ) -> None:
-    """Answer every line of `source` into `target`; continue where an interrupted run stopped. Raise `SetBlockError` if a
-    line is no prompt or too long, or a file can't be read or written."""
+    """Answer every line of the one file into the other; continue where an interrupted run stopped. Raise `SetBlockError` if
+    a line is no prompt or too long, or a file can't be read or written."""
+    source, target, concurrency = many.source, many.target, many.concurrency
+    assert source is not None and target is not None
     text = read_prompt("-") if source == _PIPE else read_text(source)
     settings, lines = decoding.settings(), read_prompts(text, name="stdin" if source == _PIPE else str(source))
     made = {  # what decides the answers
