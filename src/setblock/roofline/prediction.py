@@ -7,7 +7,7 @@ within one, not a measurement. What it leaves out is in `LEFT_OUT`.
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from setblock.errors import check_one_of
@@ -224,16 +224,30 @@ BATCHES = (1, 4, 8, 16, 32)
 BLOCK_SIZE, KV_LENGTH = 16, 1024  # of table 4, and of both tables where nothing else is asked for
 
 
-def tables(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, dict[int, Any]]:
-    """Return both tables, and where blocks stop paying: `slowdown` of a block pass, by batch and block size; `speedup` in
-    seconds, by batch and NFE speed-up; `last_paying_batch`, by NFE speed-up. `block_size` is that of the last two, and NFE
-    speed-ups that it can't give are left out."""
-    at = {"kv_length": kv_length}
+def prediction_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
+    """Return the JSON object of a prediction. It has both tables, and where blocks stop paying: `slowdown` of a block pass, by
+    batch and block size; `speedup` in seconds, by batch and NFE speed-up; `last_paying_batch`, by NFE speed-up. `block_size` is
+    that of the last two, and NFE speed-ups that it can't give are left out."""
+    shape, at = prediction.shape, {"kv_length": kv_length}
     nfes = [nfe for nfe in NFE_SPEEDUPS if nfe <= block_size]
     return {
+        **at,
+        "block_size": block_size,
         "slowdown": {b: {k: slowdown(prediction, k, batch=b, **at) for k in BLOCK_SIZES} for b in BATCHES},
         "speedup": {
             b: {n: block_speedup(prediction, n, block_size=block_size, batch=b, **at) for n in nfes} for b in BATCHES
         },
         "last_paying_batch": {n: last_paying_batch(prediction, n, block_size=block_size, **at) for n in nfes},
+        "batch_in_memory": prediction.batch_in_memory(kv_length),
+        "operations": {
+            tokens: [
+                {**asdict(operation), "seconds": prediction.operation_seconds(operation)}
+                for operation in prediction.operations(tokens, batch=1, **at)
+            ]
+            for tokens in (1, block_size)
+        },
+        "model": {**asdict(shape), "parameters": shape.parameters, "active_parameters": shape.active_parameters},
+        "hardware": asdict(prediction.hardware),
+        "precision": asdict(prediction.precision),
+        "left_out": list(LEFT_OUT),
     }

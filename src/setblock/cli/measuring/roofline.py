@@ -1,6 +1,5 @@
 """Predict what blocks can gain on a machine, from two figures of it (`setblock roofline`)."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +11,7 @@ from setblock.cli.messages import print_json, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, option, optional
 from setblock.errors import prefixed, warn
 from setblock.roofline.hardware import GB, HARDWARE, TFLOPS, hardware_named
-from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, LEFT_OUT, NumberType, Precision, Prediction, tables
+from setblock.roofline.prediction import BLOCK_SIZE, KV_LENGTH, NumberType, Precision, Prediction, prediction_json
 from setblock.roofline.shape import PAPER_MODEL, PRESETS, ModelShape, shape_of
 
 _MODEL, _HARDWARE, _LOAD = "Model", "Hardware", "Load"  # panels
@@ -56,7 +55,7 @@ def roofline(
         machine = machine.with_figures(bandwidth=bandwidth and bandwidth * GB, peak=peak and peak * TFLOPS)
     precision = Precision.of(dtype or ("float8" if model is None else default_dtype), weights=weights, kv=kv)
     prediction = Prediction(shape=shape, hardware=machine, precision=precision)
-    found = _as_json(prediction, kv_length=kv_length, block_size=block_size)
+    found = prediction_json(prediction, kv_length=kv_length, block_size=block_size)
     if as_json:
         print_json(found)
     else:
@@ -131,28 +130,8 @@ def _show(prediction: Prediction, found: dict[str, Any]) -> None:
     ends = "; ".join(f"NFE {nfe}x: {batch}" for nfe, batch in last.items())
     gains = f"largest batch that gains at k={block_size}, {cached}: {ends} (in memory: {found['batch_in_memory']})"
     console.print(Text(gains), soft_wrap=True)
-    console.print(Text(f"Predictions of a roofline, not measurements. Left out: {'; '.join(LEFT_OUT)}.", style="dim"))
-
-
-def _as_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
-    shape = prediction.shape
-    return {
-        "kv_length": kv_length,
-        "block_size": block_size,
-        **tables(prediction, kv_length=kv_length, block_size=block_size),
-        "batch_in_memory": prediction.batch_in_memory(kv_length),
-        "operations": {
-            tokens: [
-                {**asdict(operation), "seconds": prediction.operation_seconds(operation)}
-                for operation in prediction.operations(tokens, batch=1, kv_length=kv_length)
-            ]
-            for tokens in (1, block_size)
-        },
-        "model": {**asdict(shape), "parameters": shape.parameters, "active_parameters": shape.active_parameters},
-        "hardware": asdict(prediction.hardware),
-        "precision": asdict(prediction.precision),
-        "left_out": list(LEFT_OUT),
-    }
+    left_out = "; ".join(found["left_out"])
+    console.print(Text(f"Predictions of a roofline, not measurements. Left out: {left_out}.", style="dim"))
 
 
 def _millions(count: int) -> str:
