@@ -14,7 +14,7 @@ import torch
 import typer
 from accelerate.utils import gather
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from setblock.cli.messages import columns, print_message
@@ -95,20 +95,19 @@ class TrainView(TrainerCallback):
 
     def __init__(self, *, bar: bool) -> None:
         """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
-        shown = columns("step", "{task.description}")
-        self._progress = Progress(*shown, console=Console(stderr=True, highlight=False)) if bar else None
-        self._task: TaskID | None = None
+        console = Console(stderr=True, highlight=False)
+        self._progress = Progress(*columns("step", "{task.description}"), console=console, disable=not bar)
+        self._task = self._progress.add_task("", total=None)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Draw the bar."""
-        if self._progress is not None and state.is_world_process_zero:
+        if state.is_world_process_zero:
+            self._progress.update(self._task, total=state.max_steps, completed=state.global_step)
             self._progress.start()
-            self._task = self._progress.add_task("", total=state.max_steps, completed=state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move it."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=state.global_step)
+        self._progress.update(self._task, completed=state.global_step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Say what was logged: losses next to the bar, evaluations above it."""
@@ -118,14 +117,13 @@ class TrainView(TrainerCallback):
             return
         evaluated = any(key.startswith("eval_") for key in logs)
         line = f"step {state.global_step}/{state.max_steps}: {'held out: ' if evaluated else ''}{text}"
-        if self._progress is None:
+        if self._progress.disable:
             typer.echo(line)
         elif evaluated:
             self._progress.console.print(line, style="dim", markup=False, highlight=False)
-        elif self._task is not None:
+        else:
             self._progress.update(self._task, description=text)
 
     def close(self) -> None:
         """Leave the bar as it is, also where the run was interrupted."""
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
