@@ -8,7 +8,7 @@ from setblock.cli.messages import print_json, progress
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_text
 from setblock.cli.options.groups import JSON, TASK, option, option_group
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
-from setblock.cli.options.tasks import ExamplesOptions, batch_size_option
+from setblock.cli.options.tasks import BATCH_SIZE, ExamplesOptions
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.records import DEFAULT_JUDGE
 
@@ -26,7 +26,7 @@ class EvaluateOptions(DecodingOptions):
 def evaluate(
     *,
     examples: ExamplesOptions,
-    batch_size: int = batch_size_option(32),  # the library's own; a test holds them together
+    batch_size: int = option(32, BATCH_SIZE, panel=TASK),  # the library's own; a test holds them together
     model: RuntimeOptions,
     decoding: EvaluateOptions,
     as_json: bool = JSON,

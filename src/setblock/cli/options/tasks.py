@@ -23,13 +23,7 @@ if TYPE_CHECKING:
     from setblock.model.sbd_model import SBDModel
 
 DEFAULT_TASK = "word-problems"
-
-
-def batch_size_option(default: int) -> Any:
-    """Return the option of how many examples are decoded at once."""
-    return option(
-        default, "Number of examples decoded at once, at least 1. It changes no answer and no count.", panel=TASK
-    )
+BATCH_SIZE = "Number of examples decoded at once, at least 1. It changes no answer and no count."
 
 
 @option_group(TASK)
@@ -94,7 +88,7 @@ class TaskOptions(ExamplesOptions):
         "Seed that chooses the examples of the split. A calibration also draws from it the examples that determine "
         "the order of its tests.",
     )
-    batch_size: int = batch_size_option(100)  # a sweep answers many examples: wide batches waste least
+    batch_size: int = option(100, BATCH_SIZE)  # a sweep answers many examples: wide batches waste least
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
