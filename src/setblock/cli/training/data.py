@@ -14,7 +14,7 @@ from setblock.cli.messages import counted, figures_table, print_json, progress, 
 from setblock.cli.options.decoding_options import DecodingOptions
 from setblock.cli.options.groups import JSON, option, option_group
 from setblock.cli.options.model import ModelOptions, load_model
-from setblock.cli.options.recipe import RecipeOptions
+from setblock.cli.training.train import RecipeOptions
 from setblock.decoding.settings.table import Method
 from setblock.errors import ParameterError, SetBlockError
 

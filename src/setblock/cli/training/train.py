@@ -6,14 +6,13 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from setblock.cli.messages import figures_table, print_json, print_message, stdout_console
-from setblock.cli.options.groups import JSON, option, option_group, optional
-from setblock.cli.options.recipe import RecipeOptions
-from setblock.errors import SetBlockError, check_one_of
+from setblock.cli.messages import figures_table, print_json, print_message, silence_libraries, stdout_console
+from setblock.cli.options.groups import JSON, argument, option, option_group, optional
+from setblock.errors import SetBlockError, check_installed, check_one_of
 from setblock.roofline.hardware import HARDWARE, hardware_of_device
 
 if TYPE_CHECKING:
@@ -23,6 +22,33 @@ if TYPE_CHECKING:
     from setblock.training.config import SBDConfig
     from setblock.training.recipe import Recipe
     from setblock.training.trainer.trainer import SBDTrainer
+
+
+@option_group()
+class RecipeOptions:
+    """Hold which recipe, and what is replaced in it."""
+
+    recipe: Path = argument(..., "A YAML file; the folder recipes/ of the repository has examples.", "RECIPE")
+    overrides: list[str] | None = optional(
+        "Replace a value of the recipe, such as training.learning_rate=1e-4. Can be repeated.",
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+    )
+
+    def __post_init__(self) -> None:
+        check_installed("training", "accelerate", "datasets")
+
+    def load(self, **values: Any) -> "tuple[Recipe, SBDConfig]":
+        """Read and check it, with libraries silenced, and further `values` replaced, by their dotted keys. Raise
+        `SetBlockError` if the file can't be read, or a key or value in it is not valid."""
+        from setblock.training.recipe import load_recipe, parse_override
+
+        silence_libraries()
+        if not sys.stderr.isatty():
+            from datasets import disable_progress_bars
+
+            disable_progress_bars()
+        return load_recipe(self.recipe, overrides=dict(map(parse_override, self.overrides or [])) | values)
 
 
 @option_group()
