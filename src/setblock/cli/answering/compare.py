@@ -142,17 +142,14 @@ def _table(comparison: "Comparison") -> Table:
 
 def _verdict(comparison: "Comparison") -> list[str]:
     ntp, blocks = comparison.ntp, comparison.blocks
-    lines = []
-    if comparison.identical:
-        lines.append("texts                identical")
-    else:
+    texts = "identical"
+    if not comparison.identical:
         pairs = zip(ntp.token_ids, blocks.token_ids, strict=False)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(ntp.num_tokens, blocks.num_tokens))
-        lines.append(f"texts                differ from token {same + 1} on")
+        texts = f"differ from token {same + 1} on"
+    lines = [f"texts                {texts}"]
     if comparison.nfe_speedup is not None:
         counts = f"{ntp.passes.decoding} / {blocks.passes.decoding} forwards, prefill left out"
         lines.append(f"NFE speed-up         {comparison.nfe_speedup:.2f}x ({counts})")
-    lines.append(
-        f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({ntp.seconds:.2f} s / {blocks.seconds:.2f} s)"
-    )
-    return lines
+    seconds = f"{ntp.seconds:.2f} s / {blocks.seconds:.2f} s"
+    return [*lines, f"wall-clock speed-up  {comparison.wall_clock_speedup:.2f}x ({seconds})"]
