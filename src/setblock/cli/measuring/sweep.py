@@ -51,21 +51,19 @@ def sweep(
         chosen, asked = task.chosen()
         grids = grid.grids()
         results = task.swept(load_model(model, blocks=True), chosen, asked, grids, out=output)
-    from setblock.evaluation.result import pareto_front
+    from setblock.evaluation.result import pareto_front, title_of
 
     front = pareto_front(results)
     if as_json:
         rows = [{**each.figures(), "label": label_of(each.point), "on_pareto_front": each in front} for each in results]
         print_json({"run": results[0].run, "rows": rows})
     else:
-        stdout_console().print(_table(results, front))
+        stdout_console().print(_table(results, front, title_of(results)))
 
 
-def _table(results: "list[Result]", front: "list[Result]") -> Table:
-    from setblock.evaluation.result import title_of
-
+def _table(results: "list[Result]", front: "list[Result]", title: str) -> Table:
     table = Table(
-        title=title_of(results),
+        title=title,
         caption="●: no other is right as often in as few passes. Passes leave the prefill out; intervals are 95%.",
         title_justify="left",
         caption_justify="left",
