@@ -6,6 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from families import FAMILIES
 from setblock.errors import SetBlockError
+from setblock.roofline.hardware import HARDWARE
+from setblock.roofline.prediction import Precision, Prediction
 from setblock.roofline.shape import PRESETS, shape_of
 
 MORE = {
@@ -65,7 +67,8 @@ def test_cached_numbers_are_those_of_the_cache():
     with torch.inference_mode():
         cache = model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values
     numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    assert shape_of(config).kv_numbers * 3 == numbers
+    prediction = Prediction(shape=shape_of(config), hardware=HARDWARE["h100"], precision=Precision.of("float32"))
+    assert prediction.kv_memory(3) == 4 * numbers
 
 
 # What their model cards say, in billions.

@@ -148,7 +148,9 @@ class Prediction:
 
     def kv_memory(self, length: int) -> float:
         """Return the bytes that the cache of one request takes, all layers keeping every position."""
-        return length * self.shape.kv_numbers * bytes_of(self.precision.kv)
+        shape = self.shape
+        numbers = 2 * sum(layer.count for layer in shape.layers) * shape.kv_heads * shape.head_dim  # of one position
+        return length * numbers * bytes_of(self.precision.kv)
 
     def batch_in_memory(self, length: int) -> int:
         """Return how many requests fit with the weights, activations left out."""

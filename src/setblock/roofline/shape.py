@@ -58,11 +58,6 @@ class ModelShape:
         """Return the parameters that one token is multiplied by: its experts and the LM head, no embedding."""
         return self._layer_parameters(active_only=True) + self.vocabulary * self.hidden
 
-    @property
-    def kv_numbers(self) -> int:
-        """Return the numbers that one position takes in the cache, over all layers."""
-        return 2 * sum(layer.count for layer in self.layers) * self.kv_heads * self.head_dim
-
     def _layer_parameters(self, *, active_only: bool) -> int:
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         one_wide = self.hidden * (3 if self.gated else 2)  # of a feed-forward layer, for each unit of width
