@@ -93,14 +93,12 @@ def _show(comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, pro
     coloured = console.color_system is not None and not console.no_color
     console.print(Text(prompt.strip(), style="dim"), soft_wrap=True)
     for side in (comparison.ntp, comparison.blocks):
-        console.print()
-        console.print(Text(f"{side.method}: {TITLES[side.method]}", style="bold"))
+        title = Text(f"{side.method}: {TITLES[side.method]}", style="bold")
         pieces = token_texts(tokenizer, side)
         text = Text.assemble(*((piece, _style(by)) for piece, by in zip(pieces, side.revealed_by, strict=True)))
-        console.print(text, soft_wrap=True)
-        if side is comparison.blocks and coloured:
-            console.print()
-            console.print(_legend(side), soft_wrap=True)
+        console.print("", title, text, sep="\n", soft_wrap=True)
+    if coloured:
+        console.print("", _legend(comparison.blocks), sep="\n", soft_wrap=True)
     console.print(_table(comparison))
     console.print(Text("\n".join(_verdict(comparison))), soft_wrap=True)
 
