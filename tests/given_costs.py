@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from setblock.decoding.drafts.control import DraftControl
 from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 
 
@@ -24,6 +25,17 @@ class GivenCosts(LearnedCosts):
 
     def learn(self, timed: TimedPass) -> None:
         pass
+
+
+class GivenControl(DraftControl):
+    """Passes of all kinds cost what is given."""
+
+    def __init__(self, costs: LearnedCosts) -> None:
+        super().__init__()
+        self.costs = costs
+
+    def costs_of(self, name: str, *, rows: int) -> LearnedCosts:
+        return self.costs
 
 
 def on_a_cpu(tokens: int, rows: int) -> float:

@@ -40,13 +40,20 @@ class RooflineCosts(LearnedCosts):
         return [PREDICTION.seconds(1, batch=each, kv_length=0) + of_rows for each in tokens]
 
 
+COSTS = RooflineCosts(free_tokens=1.0)
+
+
+class RooflineControl(DraftControl):
+    """Decide by these costs."""
+
+    def costs_of(self, name: str, *, rows: int) -> LearnedCosts:
+        """See `DraftControl.costs_of`."""
+        return COSTS
+
+
 def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
     """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass."""
-    rng, control, costs = (
-        random.Random(seed),
-        DraftControl(costs={ANY_PASS: RooflineCosts(free_tokens=1.0)}),
-        RooflineCosts(free_tokens=1.0),
-    )
+    rng, control = random.Random(seed), RooflineControl()
     known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
     drafts, stands = [0] * rows, [0] * rows
     gained = fed = 0
@@ -58,7 +65,7 @@ def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float
         ]
         chosen = decide(control, prospects)
         tokens = sum(1 + choice.drafted + choice.fed for choice in chosen)
-        seconds += costs.seconds([tokens], rows=rows, cached=rows * CACHED)[0]
+        seconds += COSTS.seconds([tokens], rows=rows, cached=rows * CACHED)[0]
         fed += tokens
         for index, (row, choice) in enumerate(zip(known, chosen, strict=True)):
             right = next((place for place in range(choice.drafted) if rng.random() >= RIGHT), choice.drafted)
@@ -68,8 +75,11 @@ def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float
             stands[index] += 1 + right
             gained += 1 + right
             drafts[index] = max(0, choice.fed - 1) if right == choice.drafted else 0
-            control.observe(row, stands[index], [KIND] * drafts[index])
-    plain = costs.seconds([rows], rows=rows, cached=rows * CACHED)[0]
+            stands_at = Span(
+                stands[index], stands[index], stands[index], is_prefill=False, kinds=(KIND,) * drafts[index]
+            )
+            control.observe(row, stands_at)
+    plain = COSTS.seconds([rows], rows=rows, cached=rows * CACHED)[0]
     return gained / seconds * plain / rows, fed / passes / rows
 
 

@@ -172,10 +172,10 @@ def test_what_copies_give_is_learned_from_those_that_the_text_has(
     settings = [replace(SETTINGS[3], logit_bias=few, max_new_tokens=40, draft_lookup=lookup) for lookup in (1, 1, 2)]
     found: list[tuple[RowDrafts, int, list[float] | None]] = []
 
-    def observed(row: RowDrafts, committed: int, kinds: Sequence[int], **more: Any) -> None:
+    def observed(row: RowDrafts, span: Span) -> None:
         row.copied = kept = Learned(control._copied, memory=16.0)
-        DraftControl.observe(control, row, committed, kinds, **more)
-        found.append((row, committed, kept.last))
+        DraftControl.observe(control, row, span)
+        found.append((row, span.start, kept.last))
 
     monkeypatch.setattr(control, "observe", observed)
     batch = open_batch(sbd, prompts, settings)

@@ -3,7 +3,7 @@
 Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -75,8 +75,6 @@ class DraftControl:
     """Decide for all requests to one model, which learn from each other."""
 
     free_tokens: float = _FREE_ON_CPU  # as in `LearnedCosts`
-    # Given, by the name of a kind of pass. Others are learned
-    costs: dict[str, LearnedCosts] = field(default_factory=dict)
     # How many passes follow that take nothing, or all that is offered, without a decision: where that was decided for many rows
     # one after another. To decide, and to look for drafts that are refused, takes time too
     resting: int = 0
@@ -99,13 +97,10 @@ class DraftControl:
 
     def costs_of(self, name: str, *, rows: int) -> LearnedCosts:
         """Return the costs of a kind of pass over about as many rows. They begin with those of the most similar passes."""
-        if name in self.costs:
-            return self.costs[name]
-        load = _load_of(rows)
-        key = name, load
+        key = name, _load_of(rows)
         if key not in self._learned:
             known = [each for each, costs in self._learned.items() if costs.num_passes]
-            nearest = min(known, key=lambda each: (each[0] != name, abs(each[1] - load)), default=key)
+            nearest = min(known, key=lambda each: (each[0] != name, abs(each[1] - key[1])), default=key)
             self._learned[key] = LearnedCosts(free_tokens=self.free_tokens, like=self._learned.get(nearest))
         return self._learned[key]
 
@@ -117,45 +112,31 @@ class DraftControl:
         return tuple(zip(KNOTS, model.seconds(KNOTS, rows=max(1, rows), cached=cached), strict=True))
 
     @property
-    def gain(self) -> float:
-        """Return how many times as many tokens as plain passes recent passes have given, by their costs: those of the kind
-        that the last decision was for, and of about as many rows, since drafts bring most where few rows are in a pass."""
-        found = self._gain_here
-        return max(1.0, found.gained / found.spent)
-
-    @property
     def _gain_here(self) -> Gained:
         some = float(_PLAIN << self._here[1])
         return self._gains.setdefault(self._here, Gained(gained=some, spent=some, drafts=some, drafts_gained=some))
 
-    def observe(
-        self, row: RowDrafts, committed: int, kinds: Sequence[int], *, copied: int = 0, token: int | None = None
-    ) -> None:
-        """Learn what became of the draft that a row's last pass was fed, and what would have of one more place.
-
-        Args:
-            committed: where the row stands now.
-            token: what is there; None where nothing is.
-            kinds: of the draft that it has now.
-            copied: of the copy's first drafted token, if the text has one now, whether or not it is in the draft.
-        """
+    def observe(self, row: RowDrafts, span: Span) -> None:
+        """Learn what became of the draft that a row's last pass was fed, and what would have of one more place. `span`: what a
+        full next pass feeds the row."""
         fed, row.fed = row.fed, None
-        if fed is None or committed <= fed.start:
+        if fed is None or span.start <= fed.start:
             return
+        gained, copied = span.start - fed.start, span.copied
         checked = fed.kinds[: fed.drafted]
-        right = min(len(checked), committed - fed.start - 1)
+        right = min(len(checked), gained - 1)
         drafted = (fed.in_block if right == len(checked) else fed.branch_size if right < fed.branches else 0) - 1
         gain = self._gain_here
-        gain.gained += committed - fed.start
+        gain.gained += gained
         if checked or row.left is not None:  # else there was no draft
             gain.drafts += 1
-            gain.drafts_gained += committed - fed.start
+            gain.drafts_gained += gained
             gain.checked += len(checked)
-        row.pace += (committed - fed.start - row.pace) / _RECENT
+        row.pace += (gained - row.pace) / _RECENT
         gain.right += right
         gain.hoped += sum(row.chances.reached(checked))
-        if row.left is not None and token is not None and right == len(checked):
-            row.chances.learn([*checked, row.left[0]], right=right + (row.left[1] == token))
+        if row.left is not None and span.tokens and span.token_ids and right == len(checked):
+            row.chances.learn([*checked, row.left[0]], right=right + (row.left[1] == span.token_ids[0]))
         else:
             row.chances.learn(checked, right=right)
         # Else there are no copies, as is known
@@ -164,7 +145,7 @@ class DraftControl:
             copies = [min(copied + place, NUM_KINDS - 1) for place in places] if copied >= COPIED else ()
             row.copied.learn(row.chances.reached(copies) or [0.0 for _ in places])
         if drafted > 0:  # else its draft is void, or there is none
-            reached = row.chances.reached(kinds[:drafted])  # copies may stand behind what the block gave
+            reached = row.chances.reached(span.kinds[:drafted])  # copies may stand behind what the block gave
             row.expected.learn([*reached, *[0.0] * (drafted - len(reached))])
 
     def learn(self, timed: TimedPass) -> None:
@@ -210,7 +191,7 @@ class DraftControl:
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
             usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
             margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES
-            rate = max(margin, self.gain) * count / plain
+            rate = max(margin, here.gained / here.spent) * count / plain
             if widths is None:
                 others, uneven = count + prompts, model.of_uneven()
                 chosen = choose_drafts(
@@ -296,63 +277,49 @@ def decided_spans(
     feeds. `is_closed`: whether nobody takes the place of a row that ends."""
     for known, span in zip(drafts, spans, strict=True):
         if known is not None and not span.is_prefill:
-            token = span.token_ids[0] if span.tokens and span.token_ids else None
-            control.observe(known, span.start, span.kinds, copied=span.copied, token=token)
+            control.observe(known, span)
     pairs = enumerate(zip(drafts, spans, strict=True))
     deciding = {row: known for row, (known, span) in pairs if known is not None and checks_draft(span)}
     if not deciding:
         return list(spans)
     found, terms = list(spans), state.terms.rows
     offered = [_offered(spans[row], terms[row], has_blocks=state.terms.facts is not None) for row in deciding]
-    if control.resting and runner.fixed_keys is None:
+    is_fixed = runner.fixed_keys is not None
+    if control.resting and not is_fixed:
         chosen = control.rest(offered)
     else:
-        chosen = _decided(control, deciding, offered, spans, state, runner, is_closed=is_closed)
+        fed = [span for span in spans if span.tokens]
+        others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
+        widths: list[int] | None = None
+        if is_fixed or (runner.pads and len(fed) > 1):
+            least = max([1, *(span.tokens for span in others)])
+            most = 1 + max(offer.tokens for offer in offered)
+            widths = row_widths(least, most, state.terms, is_fixed=is_fixed)
+        prospects = [
+            known.prospects(
+                spans[row].kinds,
+                offer.fed,
+                waits=not runner.fuses_commit,
+                branches=min(terms[row].branches, runner.branched // terms[row].block_size),
+                remaining=_remaining(spans[row], terms[row]) if is_closed else 0,
+            )
+            for (row, known), offer in zip(deciding.items(), offered, strict=True)
+        ]
+        chosen = control.decide(
+            prospects,
+            pass_kind(runner),
+            others=sum(span.tokens for span in others if not span.is_prefill),
+            prompts=sum(span.tokens for span in others if span.is_prefill),
+            cached=sum(span.start for span in fed),
+            padded_rows=len(spans) if is_fixed else len(fed),
+            widths=widths,
+            has_block=any(span.in_block for span in others),
+        )
     for (row, known), choice in zip(deciding.items(), chosen, strict=True):
         whole, is_cut = spans[row], choice.drafted < spans[row].drafted
         found[row] = _with_choice(whole, choice, terms[row], fuses_commit=runner.fuses_commit)
         known.left = (whole.kinds[choice.drafted], whole.token_ids[1 + choice.drafted]) if is_cut else None
     return found
-
-
-def _decided(
-    control: DraftControl,
-    deciding: Mapping[int, RowDrafts],
-    offered: Sequence[DraftChoice],
-    spans: Sequence[Span],
-    state: BatchState,
-    runner: Runner,
-    *,
-    is_closed: bool,
-) -> list[DraftChoice]:
-    terms, is_fixed = state.terms.rows, runner.fixed_keys is not None
-    fed = [span for span in spans if span.tokens]
-    others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
-    widths: list[int] | None = None
-    if is_fixed or (runner.pads and len(fed) > 1):
-        least = max([1, *(span.tokens for span in others)])
-        most = 1 + max(offer.tokens for offer in offered)
-        widths = row_widths(least, most, state.terms, is_fixed=is_fixed)
-    prospects = [
-        known.prospects(
-            spans[row].kinds,
-            offer.fed,
-            waits=not runner.fuses_commit,
-            branches=min(terms[row].branches, runner.branched // terms[row].block_size),
-            remaining=_remaining(spans[row], terms[row]) if is_closed else 0,
-        )
-        for (row, known), offer in zip(deciding.items(), offered, strict=True)
-    ]
-    return control.decide(
-        prospects,
-        pass_kind(runner),
-        others=sum(span.tokens for span in others if not span.is_prefill),
-        prompts=sum(span.tokens for span in others if span.is_prefill),
-        cached=sum(span.start for span in fed),
-        padded_rows=len(spans) if is_fixed else len(fed),
-        widths=widths,
-        has_block=any(span.in_block for span in others),
-    )
 
 
 def _offered(span: Span, terms: RowTerms, *, has_blocks: bool) -> DraftChoice:
