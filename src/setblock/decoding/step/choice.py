@@ -27,20 +27,13 @@ class Policy:
     """Hold the policy of the rows of a batch."""
 
     def __init__(
-        self,
-        terms: Sequence[RowTerms],
-        companions: Sequence[Accompanied],
-        *,
-        vocab_size: int,
-        device: torch.device,
-        memories: Sequence[Memory] | None = None,
+        self, terms: Sequence[RowTerms], companions: Sequence[Accompanied], *, vocab_size: int, device: torch.device
     ) -> None:
-        """Take what each row has; `memories` are those of its sampler, if it was asked before."""
         settings = [each.settings for each in terms]
         self.vocab_size, self._device = vocab_size, device
         # What they ask of the logits, which positions are revealed, which tokens these get, and what may say what comes next
         self.rules = logit_rules(terms, vocab_size=vocab_size, device=device)
-        self.samplers = RowSamplers([each.sampler for each in settings], device=device, memories=memories)
+        self.samplers = RowSamplers([each.sampler for each in settings], device=device)
         self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
         self.companions = Companions(companions)
 
@@ -49,13 +42,10 @@ class Policy:
         cls, parts: Sequence["Policy"], terms: Sequence[RowTerms], rows: Sequence[int] | None = None
     ) -> "Policy":
         """Return the rows of several policies in one, or `rows` of all these. They have these `terms`."""
-        return cls(
-            terms,
-            joined_list([part.companions.rows for part in parts], rows),
-            vocab_size=parts[0].vocab_size,
-            device=parts[0]._device,
-            memories=joined_list([part.samplers.memories for part in parts], rows),
-        )
+        companions = joined_list([part.companions.rows for part in parts], rows)
+        policy = cls(terms, companions, vocab_size=parts[0].vocab_size, device=parts[0]._device)
+        policy.samplers.memories = joined_list([part.samplers.memories for part in parts], rows)
+        return policy
 
 
 # Which positions
@@ -64,16 +54,14 @@ class Policy:
 class RowSamplers:
     """Hold one sampler for each row; rows of equal ones are asked together. None reveals all candidates."""
 
-    def __init__(
-        self, samplers: Sequence[Sampler | None], *, device: torch.device, memories: Sequence[Memory] | None = None
-    ) -> None:
+    def __init__(self, samplers: Sequence[Sampler | None], *, device: torch.device) -> None:
         different = [each for row, each in enumerate(samplers) if each not in samplers[:row]]
         groups = [[row for row, each in enumerate(samplers) if each == sampler] for sampler in different]
         self._groups = [
             (sampler, rows, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
         ]
         # Of each row, what its sampler has left for the next pass: tensors [1, k, ...], none before it is asked
-        self.memories = list(memories or [{}] * len(samplers))
+        self.memories: list[Memory] = [{}] * len(samplers)
 
     def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
         """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if one breaks the rule of `Selection`.
