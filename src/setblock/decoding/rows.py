@@ -87,18 +87,15 @@ class Rows:
             rest.state.finish(row)
         return Rows.joined([self, rest])
 
+    @torch.inference_mode()
     def spans(self, runner: Runner) -> list[Span]:
-        """Return what the next pass feeds each row; nothing to a finished one. Waits for the device unless news were read."""
+        """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
+        for the device unless news were read."""
         if self.next_spans is None:
             self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
-        if self.state.terms.adapts_drafts and not self.is_decided:
-            self.next_spans, self.is_decided = self._decide(self.next_spans, runner), True
-        return self.next_spans
-
-    @torch.inference_mode()
-    def _decide(self, whole: Sequence[Span], runner: Runner) -> list[Span]:
-        """Return the spans of the next pass, decided row by row, and shorten drafts accordingly."""
-        control = control_of(self.model)
+        if self.is_decided or not self.state.terms.adapts_drafts:
+            return self.next_spans
+        whole, control = self.next_spans, control_of(self.model)
         spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
         pairs = list(zip(spans, whole, strict=True))
         is_changed = any((span.end, span.block_start) != (full.end, full.block_start) for span, full in pairs)
@@ -107,6 +104,7 @@ class Rows:
             self.state.shorten_drafts(cut, [span.fed_size for span in spans])
             if self.policy.companions.constrained:
                 self.policy.companions.hear(self.state)  # what is drafted no more
+        self.next_spans, self.is_decided = spans, True
         return spans
 
     @torch.inference_mode()
