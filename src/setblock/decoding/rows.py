@@ -14,7 +14,7 @@ from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.companions.asking import Accompanied, Companions
+from setblock.decoding.companions.companion import Accompanied, Companions
 from setblock.decoding.drafts.control import RowDrafts, checks_draft, control_of, decided_spans
 from setblock.decoding.drafts.costs import TimedPass, unevenness
 from setblock.decoding.settings.checks import CheckedRows

@@ -1,14 +1,21 @@
-"""Define what accompanies a row: it follows the row's tokens, and may restrict the next ones.
+"""Define what accompanies a row: it follows the row's tokens, and may restrict the next ones. Inform a batch's companions.
 
-Knows token ids. Knows nothing of models, states or batches. The text of an answer is a companion; a grammar is another.
+Knows rows of tokens. Knows nothing of models or logits. The text of an answer is a companion; a grammar is another. The device
+is read only for rows whose companions listen.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
+from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.terms import RowTerms
+
+if TYPE_CHECKING:  # which knows steps
+    from setblock.decoding.answer.news import RowNews
 
 
 class Companion:
@@ -48,3 +55,94 @@ class CompanionMaker(Protocol):
 
     def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
         """Return a companion for a row that is about to begin, or raise `SetBlockError` if the model does not allow it."""
+
+
+@dataclass(eq=False)
+class Accompanied:
+    """Hold one row's companions and what they have heard."""
+
+    companions: Sequence[Companion]
+    # The tokens of the answer that they have received, as far as it goes without a gap
+    heard: list[int] = field(default_factory=list)
+    num_read: int = 0  # how many of them were certain
+    # By place in the answer, what was allowed there when a token was put in its place; of places that are not certain
+    allowed: dict[int, Tensor] = field(default_factory=dict)
+    is_over: bool = False  # whether they know that no more will come
+    is_stuck: bool = False  # whether they allow no token that may be chosen, so that the answer ends in an error
+
+    @property
+    def guides(self) -> list[Companion]:
+        """Return the companions that restrict what may come next."""
+        return [each for each in self.companions if each.constrains]
+
+    def tell(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
+        """Report what has changed, and return where the answer is to stop, in tokens, if it is. `token_ids` are the answer from
+        `num_read` on, as far as it goes without a gap; up to length `certain` it will not change."""
+        end = next((place + 1 for place, each in enumerate(token_ids) if each in ends), len(token_ids))
+        now, before = list(token_ids[:end]), self.heard[self.num_read :]
+        differs = (place for place, (new, old) in enumerate(zip(now, before, strict=False)) if new != old)
+        same = next(differs, min(len(now), len(before)))
+        for each in self.companions:
+            if same < len(before):
+                each.retract(len(before) - same)
+            if same < len(now):
+                each.reveal(now[same:])
+        self.heard[self.num_read :] = now
+        read = now[: max(0, certain - self.num_read)]
+        if read and read[-1] in ends:
+            read.pop()
+        stop: int | None = None
+        for each in self.companions:  # the text comes last: it does not read what comes behind another's stop
+            kept = read if stop is None else read[: max(0, stop - self.num_read)]
+            each.read(kept, final=final)
+            if each.stop_length is not None:
+                stop = each.stop_length if stop is None else min(stop, each.stop_length)
+        for place in range(self.num_read, certain):
+            self.allowed.pop(place, None)
+        self.num_read = max(self.num_read, certain)
+        self.is_over = final
+        return stop
+
+
+class Companions:
+    """Hold the companions of the rows of a batch."""
+
+    def __init__(self, rows: Sequence[Accompanied]) -> None:
+        self.rows = list(rows)
+        # Rows with a companion that has to hear of each pass at once, and with one that says what may come next
+        self.listening = [row for row, each in enumerate(self.rows) if not all(one.is_lazy for one in each.companions)]
+        self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
+
+    def hear(
+        self, state: BatchState, rows: Sequence[int] | None = None, *, news: "Sequence[RowNews] | None" = None
+    ) -> None:
+        """Report what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
+        wants to end. `news` of all rows, where they have been read, save a wait."""
+        rows = self.listening if rows is None else rows
+        if not rows:
+            return
+        if news is None:
+            stands = torch.stack([state.answer.text_end, state.answer.end, state.answer.finished], dim=1).tolist()
+        else:
+            stands = [(each.text_end, each.answer_end, each.finished) for each in news]
+        for row in rows:
+            each, terms = self.rows[row], state.terms.rows[row]
+            if each.is_over:
+                continue
+            end, certain, is_final = stands[row]
+            start, end = terms.prompt_length + each.num_read, max(end, certain)
+            token_ids = None if news is None else news[row].tokens_between(start, end)
+            if token_ids is None:
+                token_ids = state.tokens[row, start:end].tolist()
+            certain -= terms.prompt_length
+            stop = each.tell(token_ids, certain=certain, ends=terms.ends, final=bool(is_final))
+            if stop is not None:
+                state.finish(row, end=terms.prompt_length + stop)
+
+    def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
+        """Set `allowed` [n, V] bool to False where a token may not come next in `rows`."""
+        for row, here in zip(rows, allowed, strict=True):
+            for guide in self.rows[row].guides:
+                of_guide = torch.ones_like(here)
+                guide.fill(of_guide)
+                here &= of_guide

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setblock.decoding.companions.asking import Companions
+from setblock.decoding.companions.companion import Companions
 from setblock.decoding.drafts.lookup import Draft
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, choose_tokens

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.companions.asking import Accompanied
-from setblock.decoding.companions.companion import Companion
+from setblock.decoding.companions.companion import Accompanied, Companion
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings

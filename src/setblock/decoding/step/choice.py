@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.companions.asking import Accompanied, Companions
+from setblock.decoding.companions.companion import Accompanied, Companions
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined_list, joined_rows

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.companions.asking import Accompanied
+from setblock.decoding.companions.companion import Accompanied
 from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
