@@ -136,7 +136,6 @@ class Rows:
         for each, terms in zip(news, self.state.terms.rows, strict=True):
             assert each.number <= terms.most_passes, "an answer does not end"
         self.next_spans, self.is_decided = [each.span for each in news], False
-        self.state.may_prefill = any(span.is_prefill for span in self.next_spans)
         return news
 
     def new_texts(self, news: Sequence[RowNews]) -> list[str]:
@@ -240,7 +239,7 @@ class OpenBatch(Rows):
         while not spans or any(span.is_cut for span in spans):  # a prompt may take several passes
             spans = self._spans()
             self.step(self.runner, spans)
-        self.state.may_prefill, copied, passes = False, self._copied_columns(), 0
+        copied, passes = self._copied_columns(), 0
         while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
             passes += 1
             # One is fed before the end is known

@@ -28,9 +28,7 @@ from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Runner,
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
     """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
-    spans = [span_of(row) for row in span_columns(state, fuses_commit=fuses_commit, with_drafts=True).tolist()]
-    state.may_prefill = any(span.is_prefill for span in spans)
-    return spans
+    return [span_of(row) for row in span_columns(state, fuses_commit=fuses_commit, with_drafts=True).tolist()]
 
 
 def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
@@ -102,7 +100,7 @@ def plan_pass(
     visible = max(spans[row].end for row in fed)
     whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
     width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
-    has_prefill = any(span.is_prefill for span in spans)
+    state.may_prefill = has_prefill = any(span.is_prefill for span in spans)
     fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have lengths of all kinds
     is_fixed = fixed_keys is not None
     if fixed_keys is not None:
