@@ -91,17 +91,15 @@ class Accompanied:
         read = now[: max(0, certain - self.num_read)]
         if read and read[-1] in ends:
             read.pop()
-        stop: int | None = None
         for each in self.companions:  # the text comes last: it does not read what comes behind another's stop
-            kept = read if stop is None else read[: max(0, stop - self.num_read)]
-            each.read(kept, final=final)
+            each.read(read, final=final)
             if each.stop_length is not None:
-                stop = each.stop_length if stop is None else min(stop, each.stop_length)
+                read = read[: max(0, each.stop_length - self.num_read)]
         for place in range(self.num_read, certain):
             self.allowed.pop(place, None)
         self.num_read = max(self.num_read, certain)
         self.is_over = final
-        return stop
+        return min((each.stop_length for each in self.companions if each.stop_length is not None), default=None)
 
 
 class Companions:
