@@ -25,7 +25,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import Logits, logit_rules, most_likely
 from setblock.errors import ParameterError

@@ -15,7 +15,7 @@ from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import RowTerms
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

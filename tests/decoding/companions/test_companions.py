@@ -22,7 +22,7 @@ from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import RowTerms
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

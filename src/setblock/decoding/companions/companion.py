@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import BatchState, RowTerms
 
 if TYPE_CHECKING:  # which knows steps
     from setblock.decoding.answer.news import RowNews

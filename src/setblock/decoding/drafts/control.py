@@ -21,8 +21,7 @@ from setblock.decoding.drafts.gains import (
     choose_drafts,
     row_worths,
 )
-from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.feed import row_widths
 from setblock.model.protocol.runtime import Runner, Span, pass_kind
 

@@ -9,7 +9,7 @@ from setblock.decoding.companions.companion import Accompanied, Companion
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import RowTerms
 from setblock.errors import ParameterError, SetBlockError, warn
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.structure.compiled import Matcher

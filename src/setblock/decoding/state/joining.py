@@ -10,8 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import Answer, BatchState, Block, Cached, Record
-from setblock.decoding.state.terms import RowTerms, Terms
+from setblock.decoding.state.state import Answer, BatchState, Block, Cached, Record, RowTerms, Terms
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 

@@ -18,7 +18,7 @@ from setblock.decoding.companions.companion import Accompanied, Companions
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined_list, joined_rows
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.logits import logit_rules, most_likely, unless_all
 from setblock.errors import SetBlockError
 

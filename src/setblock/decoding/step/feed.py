@@ -20,8 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import NO_TOKEN, RowTerms, Terms
+from setblock.decoding.state.state import NO_TOKEN, BatchState, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
 from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Runner, Span
 

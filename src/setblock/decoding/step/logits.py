@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import NEVER, BatchState
-from setblock.decoding.state.terms import NO_TOKEN, RowTerms
+from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, RowTerms
 from setblock.model.protocol.runtime import Feed
 
 

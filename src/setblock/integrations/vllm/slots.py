@@ -19,8 +19,7 @@ from setblock.decoding.companions.companion import Accompanied
 from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
-from setblock.decoding.state.state import BatchState
-from setblock.decoding.state.terms import RowTerms
+from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.absorb import absorb
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.feed import next_feed
