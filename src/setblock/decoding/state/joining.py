@@ -74,7 +74,6 @@ def _open_record(terms: Terms) -> Record:
     )
 
 
-@torch.inference_mode()
 def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> BatchState:
     """Return the rows of several states in one, or `rows` of all these, no wider than they need."""
     first, device = states[0], states[0].tokens.device
