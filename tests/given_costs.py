@@ -17,11 +17,8 @@ class GivenCosts(LearnedCosts):
     def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
         return [self.of(each, rows) for each in tokens]
 
-    def of_uneven(self) -> float:
-        return 0.0
-
-    def of_block(self) -> float:
-        return 0.0
+    def extras(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def learn(self, timed: TimedPass) -> None:
         pass

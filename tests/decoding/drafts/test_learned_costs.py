@@ -74,7 +74,7 @@ def test_what_uneven_rows_cost_is_learned() -> None:
             uneven=int(tokens > 32),
         )
     plain, more = costs.seconds([32, 33], rows=32, cached=3000)
-    assert more + costs.of_uneven() - plain == pytest.approx(0.016, rel=0.2)
+    assert more + costs.extras()[0] - plain == pytest.approx(0.016, rel=0.2)
 
 
 def test_what_a_block_costs_is_learned() -> None:
@@ -86,7 +86,7 @@ def test_what_a_block_costs_is_learned() -> None:
         learn(costs, tokens, rows=1, cached=200, seconds=0.04 + 0.001 * tokens + 0.009 * has_block, has_block=has_block)
     one, five = costs.seconds([1, 5], rows=1, cached=200)
     assert five - one == pytest.approx(0.004, rel=0.3)
-    assert costs.of_block() == pytest.approx(0.009, rel=0.15)
+    assert costs.extras()[1] == pytest.approx(0.009, rel=0.15)
 
 
 def test_prompts_say_what_many_tokens_cost_before_so_many_were_drafted() -> None:

@@ -184,7 +184,8 @@ class DraftControl:
             computed = count if widths is None else padded_rows
             model = self.costs_of(kind, rows=computed)
             seconds = partial(model.seconds, rows=computed, cached=cached)
-            plain, block = seconds([computed])[0], 0.0 if has_block else model.of_block()
+            plain, (uneven, block) = seconds([computed])[0], model.extras()
+            block = 0.0 if has_block else block
             own = max(0.0, plain - model.seconds([1], rows=1, cached=cached // computed)[0]) / max(1, computed - 1)
             worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
@@ -192,9 +193,8 @@ class DraftControl:
             margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES
             rate = max(margin, here.gained / here.spent) * count / plain
             if widths is None:
-                others, uneven = count + prompts, model.of_uneven()
                 chosen = choose_drafts(
-                    prospects, seconds, uneven=uneven, block=block, others=others, rate=rate, usual=usual
+                    prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
                 )
                 more = [each.tokens for each in chosen]
                 taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)

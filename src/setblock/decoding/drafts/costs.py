@@ -95,15 +95,11 @@ class LearnedCosts:
             return [curve[each] + same for each in tokens]
         return [max(least, curve[min(each, last)] + slope * max(0, each - last) + same) for each in tokens]
 
-    def of_uneven(self) -> float:
-        """Return what they take longer for each 1 of `unevenness`."""
+    def extras(self) -> tuple[float, float]:
+        """Return what they take longer for each 1 of `unevenness`, and where any row is fed a block, its tokens apart."""
         self._fit()
-        return float(self._coefficients[-2])
-
-    def of_block(self) -> float:
-        """Return what they take longer where any row is fed a future block, its tokens apart."""
-        self._fit()
-        return float(self._coefficients[-1])
+        uneven, block = self._coefficients[-2:].tolist()
+        return uneven, block
 
     def learn(self, timed: TimedPass) -> None:
         """Take the time of a pass into account: soon, and at once if its size is new and the time is not what was expected."""
@@ -129,7 +125,8 @@ class LearnedCosts:
 
     def _surprises(self, timed: TimedPass) -> bool:
         expected = self.seconds([timed.tokens], rows=timed.rows, cached=timed.cached)[0]
-        expected += self.of_uneven() * timed.uneven + self.of_block() * timed.has_block
+        uneven, block = self.extras()
+        expected += uneven * timed.uneven + block * timed.has_block
         return not expected / _SURPRISE < timed.seconds < expected * _SURPRISE
 
     def _take_in(self) -> None:
