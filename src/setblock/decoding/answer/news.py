@@ -73,12 +73,11 @@ def _row_news(parts: list[list[float]]) -> RowNews:
     of_span, scalars, tokens, *revealing = parts
     prefilled, finished, failed, text_end, answer_end, since, number, is_prefill, commits, start = map(int, scalars)
     kind: Kind = "prefill" if is_prefill else "commit" if commits else "block"
-    corrected = _reveals(revealing[4:], start) if len(revealing) > 4 else []
     return RowNews(
         number=number,
         kind=kind,
         revealed=_reveals(revealing[:4], start),
-        corrected=corrected[0] if corrected else None,
+        corrected=next(iter(_reveals(revealing[4:], start)), None),
         span=span_of(of_span),
         prefilled=bool(prefilled),
         finished=bool(finished),
