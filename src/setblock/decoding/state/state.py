@@ -95,14 +95,13 @@ class Terms:
         self.is_first = torch.arange(self.block_width, device=device) == 0  # [k] bool, the first place of a block
         # [B, k] bool, True in column 0 of exact rows: that token is plain decoding's own, and always revealed
         self.takes_next = self.is_exact[:, None] & self.is_first if self.has_exact else None
+        always = facts is None or facts.first_token_from_causal
+        from_before = torch.ones_like(self.is_ntp) if always else self.is_ntp | self.is_exact
         # [B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is
-        self.first_is_causal = self.is_ntp | self.is_exact if self.has_ntp or self.has_exact else None
-        if facts is None or facts.first_token_from_causal:
-            self.first_is_causal = torch.ones_like(self.is_ntp)
+        self.first_is_causal = from_before if always or self.has_ntp or self.has_exact else None
         # [B, k] how far before a position of the block stands the output that predicts it
         self.shifts = torch.ones((len(rows), self.block_width), dtype=torch.long, device=device)
         if facts is not None and not facts.logit_shift:
-            from_before = torch.zeros_like(self.is_ntp) if self.first_is_causal is None else self.first_is_causal
             self.shifts[:] = from_before[:, None] & self.is_first
 
 
