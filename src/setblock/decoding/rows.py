@@ -201,7 +201,6 @@ def _timed(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
         cached=sum(span.start for span in fed),
         uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),
         has_block=plan.branches > 0 or any(span.in_block for span in fed),
-        seconds=0.0,
         prompts=sum(width if is_padded else span.tokens for span in fed if span.is_prefill),
     )
 

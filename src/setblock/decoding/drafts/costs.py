@@ -52,7 +52,7 @@ class TimedPass(NamedTuple):
     cached: int  # positions that they had in the cache together
     uneven: int  # `unevenness` of its rows, those that were fed a prompt left out
     has_block: bool  # whether any row was fed a future block
-    seconds: float  # its time
+    seconds: float = 0.0  # its time, once it is known
     prompts: int = 0  # how many of the tokens were of prompts
 
 

@@ -102,8 +102,7 @@ def joined_list(parts: Sequence[Sequence[Item]], rows: Sequence[int] | None) -> 
 
 def joined_group(groups: Sequence[Group], rows: Tensor | None, *sizes: int) -> Group:
     """Return the rows of several groups in one, or `rows` [n] of all these, as `joined_rows` does."""
-    names = [each.name for each in fields(groups[0]) if each.init]
-    columns = {name: [getattr(group, name) for group in groups] for name in names}
+    columns = {each.name: [getattr(group, each.name) for group in groups] for each in fields(groups[0]) if each.init}
     return type(groups[0])(**{name: joined_rows(parts, rows, *sizes) for name, parts in columns.items()})
 
 
