@@ -89,8 +89,8 @@ def columns(before: str = "{task.description}", after: str = "") -> tuple[Progre
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar on stderr, if it is a terminal, for each name in its turn. It is told the name of what is under way, how much
-    of it is done, and of how much (None where nobody knows)."""
+    """Show a bar on stderr, if it is a terminal, for each name in its turn. It receives the name of what is under way, how
+    much of it is done, and of how much (None where nobody knows)."""
     console = Console(stderr=True, highlight=False)
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)

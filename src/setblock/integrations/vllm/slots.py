@@ -76,7 +76,9 @@ class BlockSlots:
             ends=tuple(each for each in ends if each in own),
         )
         state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
-        policy = Policy([terms], [Accompanied(())], vocab_size=self.vocab_size, device=self.device)
+        companions = Accompanied([each.companion(terms, vocab_size=self.vocab_size) for each in settings.companions])
+        policy = Policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
+        policy.companions.hear(state)
         self._batch = [_joined([*self._batch, (state, policy)])]
         self._slots.append(slot)
         self.causal[slot] = 1
