@@ -9,6 +9,7 @@ from typer.main import get_command
 from families import FAMILIES
 from setblock.cli.app import app
 from setblock.cli.measuring import roofline as command
+from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Precision, Prediction, block_speedup, last_paying_batch
 from setblock.roofline.shape import PRESETS
@@ -74,6 +75,12 @@ def test_folders_hold_configs_only(run, config_folder):
     result = told(run, "--model", config_folder("llama", **TINY))
     assert result["precision"]["weights"] == "bfloat16"
     assert (result["model"]["hidden"], result["hardware"]["name"]) == (32, "h100")
+
+
+def test_names_of_models_are_resolved(run):
+    result = told(run, "--model", "bundled")
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    assert (result["model"]["name"], result["model"]["hidden"]) == ("bundled", config["hidden_size"])
 
 
 def test_an_architecture_with_other_parts_is_told(run, config_folder, monkeypatch):

@@ -20,7 +20,7 @@ _MODEL, _HARDWARE, _LOAD = "Model", "Hardware", "Load"  # panels
 def roofline(
     *,
     model: str | None = optional(
-        f"Folder or hub id (only its config is read), or one of {', '.join(PRESETS)}. "
+        f"Folder, hub id or name (only its config is read), or one of {', '.join(PRESETS)}. "
         f"Default: {PAPER_MODEL} on the paper's H100.",
         panel=_MODEL,
     ),
@@ -69,14 +69,16 @@ def _read_shape(source: str) -> tuple[ModelShape, str]:
         return PRESETS[source], "bfloat16"
     from transformers import AutoConfig
 
+    from setblock.model.loading.gguf import pretrained_arguments
     from setblock.model.loading.loading import refuse_unsupported
+    from setblock.model.loading.named import resolved
     from setblock.model.loading.source import check_source
 
     silence_libraries()
     if not Path(source).is_dir():  # in a folder, the config is enough
         check_source(source)
     with prefixed(f"can't read the config of model {source}", Exception):  # Transformers raises anything over one
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(**pretrained_arguments(resolved(source)))
     with prefixed(f"model {source}"):
         refuse_unsupported(config)
         shape = shape_of(config, name=source)
