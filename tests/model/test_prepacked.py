@@ -12,14 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from families import tiny_sbd
-from setblock.decoding.generate import generate_batch
+from setblock.decoding.generate import generate, generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine import Engine, Request
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.model.weights import _WEIGHTS, PrepackedLinear, is_supported
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if is_supported(dtype)]
+PROMPT = [1, 2, 3, 4, 5]
 
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this PyTorch has no oneDNN")
 
@@ -69,6 +71,31 @@ def test_decodes_the_same(family: str, layers: int, most_stays: bool, tokenizer:
     assert sum(isinstance(module, PrepackedLinear) for module in sbd.model.modules()) == layers
     assert not [module for module in sbd.model.modules() if type(module) is nn.Linear]
     assert decoded() == expected
+
+
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="this processor has no products of bfloat16")
+def test_a_token_alone_is_computed_with_as_many_rows_as_are_fastest(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Alone and in the engine. Its text is the same, whatever fills the pass."""
+    sbd, rows = tiny_sbd("llama", tokenizer, mode="shifted"), set[int]()
+    sbd.model.to(torch.bfloat16)
+    settings = DecodingSettings(method="ntp", max_new_tokens=8)
+
+    def decoded() -> list[object]:
+        rows.clear()
+        gate: nn.Module = sbd.model.get_submodule("model.layers.1.mlp.gate_proj")
+        with gate.register_forward_pre_hook(lambda _, args: rows.add(args[0].shape[:-1].numel())):
+            engine, answers = Engine(sbd), [generate(sbd, PROMPT, settings=settings)]
+            engine.submit(Request("alone", PROMPT, settings))
+            while not engine.is_idle:
+                answers += [each.generation for each in engine.step() if each.generation is not None]
+        return [each.token_ids for each in answers]
+
+    expected = decoded()
+    assert expected[0] == expected[1]
+    assert rows == {2, 5}
+    sbd.prepack()
+    assert decoded() == expected
+    assert rows == {4, 5}
 
 
 @pytest.mark.nightly  # the compiler takes a minute

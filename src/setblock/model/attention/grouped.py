@@ -28,7 +28,7 @@ from setblock.masks import added
 from setblock.model.attention.attention import OURS, layer_windows, plan_of
 from setblock.model.attention.invariant import CHUNK, ROWS, invariant_attention, sdpa_keeps_bits
 from setblock.model.protocol.runtime import PROMPT_PART
-from setblock.model.weights import is_invariant
+from setblock.model.weights import PrepackedLinear, is_invariant
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
 """Names of the attention functions below."""
@@ -78,8 +78,9 @@ def grouped_sdpa(
     return attended.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
 
 
-LEAST_ROWS = 2
-"""Tokens of a pass, and outputs of its head, at least: a product of one row has another kernel."""
+LEAST_ROWS, LEAST_PREPACKED = 2, 4
+"""Tokens of a pass, and outputs of its head, at least: a product of one row has another kernel. With prepacked weights, one of
+two rows takes up to a third longer than one of four."""
 
 MULTIPLE = 8
 """Tokens of a pass, and outputs of its head, are a multiple of so many, where they are more. oneDNN prepares a product for each
@@ -99,6 +100,8 @@ class GroupedAttention:
         size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
         self.of_group: int = heads // groups  # G, query heads that share a key head
         self.is_invariant = is_invariant(model.dtype, model.device)  # a token gets the same bits in each pass
+        is_prepacked = any(isinstance(module, PrepackedLinear) for module in model.modules())
+        self.least = LEAST_PREPACKED if is_prepacked else LEAST_ROWS
         if self.is_invariant:
             sdpa_keeps_bits(model.dtype, size)
         self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA  # what replaces Transformers' `sdpa`
@@ -116,7 +119,7 @@ class GroupedAttention:
         """Return how many tokens a pass computes, or outputs its head, where `count` are needed."""
         if not self.is_invariant:
             return count
-        return max(count, LEAST_ROWS) if count <= MULTIPLE else -(-count // MULTIPLE) * MULTIPLE
+        return max(count, self.least) if count <= MULTIPLE else -(-count // MULTIPLE) * MULTIPLE
 
     def whole_chunks(self, keys: int) -> int:
         """Return the keys that a pass reads to see so many: of whole chunks nothing is copied."""

@@ -172,9 +172,9 @@ class Feed:
         last[:, plan.queries :] += tokens.clamp(max=1) if plan.causal_block else tokens - place
         return first, last
 
-    def padded(self) -> "Feed":
-        """Return the same pass with one more column of padding."""
-        wider = {name: pad(getattr(self, name), (0, 1)) for name in ("tokens", "positions", "is_real")}
+    def padded(self, columns: int) -> "Feed":
+        """Return the same pass with so many more columns, of padding."""
+        wider = {name: pad(getattr(self, name), (0, columns)) for name in ("tokens", "positions", "is_real")}
         return replace(self, plan=replace(self.plan, is_full=False, sees_all=False), **wider)
 
     def spread(self, values: Tensor) -> Tensor:

@@ -174,10 +174,9 @@ class PaddedRunner(Runner):
 
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
-        least = self._attention.filled(1)
-        if feed.tokens.numel() < least:
-            feed = feed.padded()
         rows, queries = feed.tokens.shape
+        if (missing := -(-self._attention.filled(1) // rows) - queries) > 0:
+            feed, queries = feed.padded(missing), queries + missing
         seen = feed.plan.visible + feed.plan.branched
         visible = min(self._attention.whole_chunks(seen), self.cache.capacity)
         everyone = feed.plan.has_all
@@ -195,7 +194,7 @@ class PaddedRunner(Runner):
         takes_all = feed.plan.is_fixed or outputs.numel() == 1 or self._waits
         index = outputs.flatten() if takes_all else outputs[feed.wanted]
         # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
-        is_fixed = compiled is not None and queries > least
+        is_fixed = compiled is not None and feed.plan.queries > 1
         gate = block_only(self._model, feed.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
         with gate, self._attention.active():
             logits = logits_at(
