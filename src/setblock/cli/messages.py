@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -24,8 +25,15 @@ _PIPE_WIDTH = 160
 
 def print_json(result: dict[str, Any]) -> None:
     """Print one JSON object on stdout. JSON has no infinity: an infinite number is the string `inf`, as it is typed."""
-    typed = {"Infinity": "inf", "-Infinity": "-inf"}
-    print(json.dumps(json.loads(json.dumps(result), parse_constant=typed.__getitem__)), flush=True)
+    print(json.dumps(_without_infinity(result), allow_nan=False), flush=True)
+
+
+def _without_infinity(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_infinity(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_infinity(each) for each in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def print_message(text: str) -> None:
