@@ -196,7 +196,7 @@ def _timed(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
     rows, is_padded, width = len(plan.rows), runner.pads or plan.is_fixed, plan.queries + plan.branched
     return TimedPass(
         kind=pass_kind(runner),
-        tokens=rows * width if is_padded else sum(span.tokens for span in fed),
+        tokens=runner.computed(rows * width if is_padded else sum(span.tokens for span in fed)),
         rows=rows,
         cached=sum(span.start for span in fed),
         uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),

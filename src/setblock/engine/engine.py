@@ -17,7 +17,7 @@ from setblock.engine.pages import PagePool
 from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.runtime import LanguageModel, Span, pass_kind
+from setblock.model.protocol.runtime import LanguageModel, Span
 
 
 class Engine:
@@ -94,7 +94,7 @@ class Engine:
             kv_tokens_used=used,
             kv_tokens_cached=len(pool.idle) * pool.page_tokens,
             kv_tokens_total=pool.total * pool.page_tokens,
-            pass_seconds=control_of(self._model).curve(pass_kind(self._runner), rows=running, cached=used),
+            pass_seconds=control_of(self._model).curve(self._runner, rows=running, cached=used),
             **self._counts,
         )
 

@@ -15,7 +15,7 @@ from setblock.decoding.drafts.gains import (
     DraftChoice,
     Prospects,
 )
-from setblock.model.protocol.runtime import Span
+from setblock.model.protocol.runtime import Runner, Span
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Precision, Prediction, last_paying_batch
 from setblock.roofline.shape import PRESETS
@@ -155,8 +155,9 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
         )
     plain, more = control.costs_of("any", rows=8).seconds([8, 12], rows=8, cached=1600)
     assert more / plain == pytest.approx(62 / 58, abs=0.02)
-    assert control.curve("any", rows=31, cached=0)
-    assert not control.curve("any", rows=2, cached=0)
+    runner = type("any", (Runner,), {})()
+    assert control.curve(runner, rows=31, cached=0)
+    assert not control.curve(runner, rows=2, cached=0)
 
 
 def test_chances_that_promise_too_much_are_trusted_less() -> None:

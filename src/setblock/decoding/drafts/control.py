@@ -3,22 +3,21 @@
 Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
 from setblock.decoding.drafts.costs import KNOTS, Gained, LearnedCosts, PassClock, TimedPass, unevenness
 from setblock.decoding.drafts.gains import (
     COPIED,
-    NUM_KINDS,
     Chances,
     DraftChoice,
     ExpectedDraft,
     Prospects,
     Usual,
     choose_drafts,
+    kinds_of_copy,
     row_worths,
 )
 from setblock.decoding.state.state import BatchState, RowTerms
@@ -103,12 +102,13 @@ class DraftControl:
             self._learned[key] = LearnedCosts(free_tokens=self.free_tokens, like=self._learned.get(nearest))
         return self._learned[key]
 
-    def curve(self, name: str, *, rows: int, cached: int) -> tuple[tuple[int, float], ...]:
+    def curve(self, runner: Runner, *, rows: int, cached: int) -> tuple[tuple[int, float], ...]:
         """Return what passes over 1, 2, 4, ... tokens cost, in seconds, as far as it is known."""
-        model = self._learned.get((name, _load_of(rows)))
+        model = self._learned.get((pass_kind(runner), _load_of(rows)))
         if model is None or not model.num_passes:
             return ()
-        return tuple(zip(KNOTS, model.seconds(KNOTS, rows=max(1, rows), cached=cached), strict=True))
+        computed = [runner.computed(each) for each in KNOTS]
+        return tuple(zip(KNOTS, model.seconds(computed, rows=max(1, rows), cached=cached), strict=True))
 
     @property
     def _gain_here(self) -> Gained:
@@ -140,9 +140,7 @@ class DraftControl:
             row.chances.learn(checked, right=right)
         # Else there are no copies, as is known
         if row.size and row.looked and (copied >= COPIED or not self._copied.is_new):
-            places = range(row.size - 1)
-            copies = [min(copied + place, NUM_KINDS - 1) for place in places] if copied >= COPIED else ()
-            row.copied.learn(row.chances.reached(copies) or [0.0 for _ in places])
+            row.copied.learn(row.chances.reached(kinds_of_copy(copied, row.size - 1)) or [0.0] * (row.size - 1))
         if drafted > 0:  # else its draft is void, or there is none
             reached = row.chances.reached(span.kinds[:drafted])  # copies may stand behind what the block gave
             row.expected.learn([*reached, *[0.0] * (drafted - len(reached))])
@@ -162,6 +160,7 @@ class DraftControl:
         padded_rows: int,
         widths: Sequence[int] | None = None,
         has_block: bool = False,
+        computed: Callable[[int], int] = int,
     ) -> list[DraftChoice]:
         """Return what each of the rows is to be fed in the next pass besides its next token.
 
@@ -173,6 +172,7 @@ class DraftControl:
             padded_rows: rows that the pass computes, where it has padding.
             widths: the numbers of tokens for each row that it may have then, padding included; None where it has no padding.
             has_block: whether other rows are fed a future block.
+            computed: returns how many tokens a pass computes that is fed so many.
         """
         count = len(rows) + others
         self._here = kind, _load_of(count)
@@ -181,13 +181,16 @@ class DraftControl:
         some = sum(bool(each.tokens) for each in offered)
         chosen, here.last = offered, 1.0
         if some:
-            computed = count if widths is None else padded_rows
-            model = self.costs_of(kind, rows=computed)
-            seconds = partial(model.seconds, rows=computed, cached=cached)
-            plain, (uneven, block) = seconds([computed])[0], model.extras()
+            in_pass = count if widths is None else padded_rows
+            model = self.costs_of(kind, rows=in_pass)
+
+            def seconds(tokens: Sequence[int], rows: int = in_pass, cached: int = cached) -> list[float]:
+                return model.seconds([computed(each) for each in tokens], rows=rows, cached=cached)
+
+            plain, (uneven, block) = seconds([in_pass])[0], model.extras()
             block = 0.0 if has_block else block
-            own = max(0.0, plain - model.seconds([1], rows=1, cached=cached // computed)[0]) / max(1, computed - 1)
-            worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - computed * own), own=own)
+            own = max(0.0, plain - seconds([1], 1, cached // in_pass)[0]) / max(1, in_pass - 1)
+            worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - in_pass * own), own=own)
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
             usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
             margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES
@@ -313,6 +316,7 @@ def decided_spans(
             padded_rows=len(spans) if is_fixed else len(fed),
             widths=widths,
             has_block=any(span.in_block for span in others),
+            computed=runner.computed,
         )
     for (row, known), choice in zip(deciding.items(), chosen, strict=True):
         whole, is_cut = spans[row], choice.drafted < spans[row].drafted

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setblock.decoding.drafts.gains import copied_kinds
-from setblock.decoding.state.state import BatchState
+from setblock.decoding.drafts.gains import ELSEWHERE, copied_kinds
+from setblock.decoding.state.state import NO_TOKEN, BatchState
 from setblock.model.protocol.draft_text import LONGEST_MATCH, DraftText
 
 SURE = 0.5
 """Nats. Of a token drafted with a smaller entropy, the model knows better than a copy."""
+
+
+_NO_OTHER = NO_TOKEN - 1  # where a text has not begun, nothing matches
 
 
 class Copies(NamedTuple):
@@ -24,6 +27,9 @@ class Copies(NamedTuple):
     matched: Tensor  # [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found
     # [B, k] int64, the token at `start` and what followed it at the earlier place; anything where nothing was found
     token_ids: Tensor
+    kinds: (
+        Tensor  # [B, k], of which kind each is; of a copy of one token, [B, 2]. The first is of none, and may have any
+    )
 
 
 def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None = None) -> Copies:
@@ -38,30 +44,41 @@ def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None
         size: k.
         others: texts to copy from, besides each row's.
     """
-    positions = torch.arange(tokens.shape[1], device=tokens.device)
-    start, backwards = start[:, None], torch.arange(LONGEST_MATCH, device=tokens.device)
-    last = tokens.gather(1, (start - backwards).clamp(min=0))  # [B, LONGEST_MATCH]
-    # 1. At each position, how many tokens up to it equal those up to the end
-    is_same = torch.ones_like(tokens, dtype=torch.bool)
-    matched = torch.zeros_like(tokens)
-    for back in range(LONGEST_MATCH):
-        is_same = is_same & (tokens.roll(back, dims=1) == last[:, back, None]) & (positions >= back) & (start >= back)
-        matched = matched + is_same
+    positions, start = torch.arange(tokens.shape[1], device=tokens.device), start[:, None]
+    # 1. At each position, how many tokens up to it equal those up to the end: all behind the last one that differs
+    before = pad(tokens, (LONGEST_MATCH - 1, 0), value=NO_TOKEN)
+    runs = before.unfold(1, LONGEST_MATCH, 1)  # [B, C, LONGEST_MATCH], those up to each position
+    last = before.gather(1, start + positions[:LONGEST_MATCH])  # [B, LONGEST_MATCH]
+    last = last.masked_fill(last == NO_TOKEN, _NO_OTHER)
+    places = torch.arange(1, LONGEST_MATCH + 1, dtype=torch.uint8, device=tokens.device)
+    matched = LONGEST_MATCH - ((runs != last[:, None]) * places).amax(dim=2).long()
     matched = matched.masked_fill(positions >= start, 0)
 
     # 2. The place of the longest, and what comes after it
     place = (matched * tokens.shape[1] + positions).argmax(dim=1, keepdim=True)  # [B, 1]
     steps = torch.arange(size, device=tokens.device)
     period = (start - place).clamp(min=1)
-    own = Copies(matched.gather(1, place)[:, 0], tokens.gather(1, place + steps % period))
+    matched = matched.gather(1, place)[:, 0]
+    own = Copies(matched, tokens.gather(1, place + steps % period), copied_kinds(matched, max(2, size)))
     if others is None:
         return own
 
     # 3. Other texts
-    elsewhere, place = others.find(last, start[:, 0] + 1)
-    continued = torch.cat([last[:, :1], others.tokens_from(place, size - 1)], dim=1)
-    is_longer = elsewhere > own.matched
-    return Copies(elsewhere.where(is_longer, own.matched), continued.where(is_longer[:, None], own.token_ids))
+    found = others.find(last.flip(1), start[:, 0] + 1)
+    following, levels = others.following(found.place, max(1, size - 1))
+    levels[:, 0] = found.level
+    there = Copies(
+        found.matched,
+        torch.cat([last[:, -1:], following], dim=1)[:, :size],
+        ELSEWHERE + pad(levels, (1, 0)),
+    )
+    is_longer = there.matched > own.matched
+    return Copies(
+        *(
+            torch.where(is_longer.view(-1, *[1] * (ours.dim() - 1)), other, ours)
+            for other, ours in zip(there, own, strict=True)
+        )
+    )
 
 
 class Draft(NamedTuple):
@@ -94,6 +111,7 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     agrees = ~is_sure | (ours == copies.token_ids)
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
     fill = rows[:, None] & holds & ~is_sure & state.candidates()
-    kinds = copied_kinds(copies.matched, positions.shape[1])
-    kinds[:, 0] = torch.where(rows, copied_kinds(copies.matched, 2)[:, 1], 0)
+    kinds = copies.kinds
+    kinds[:, 0] = torch.where(rows, kinds[:, 1], 0)
+    kinds = kinds[:, : positions.shape[1]]
     return Draft(torch.where(fill, copies.token_ids, draft.token_ids), draft.reveal | fill), kinds

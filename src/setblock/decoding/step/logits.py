@@ -22,10 +22,24 @@ class MostLikely(NamedTuple):
     token_ids: Tensor
 
 
-def most_likely(logits: Tensor) -> MostLikely:
+def most_likely(logits: Tensor, *, in_pieces: bool = False) -> MostLikely:
     """Return the greatest of logits [..., V] and its token. If any of them is not a number, the greatest
     is not one either."""
-    return MostLikely(*logits.max(dim=-1))  # argmax is three times as slow on CPUs; both take the first of a tie
+    size = logits.shape[-1]
+    if not in_pieces or torch.compiler.is_compiling() or size < _PIECE or logits.numel() < _FEW * size:
+        return MostLikely(*logits.max(dim=-1))
+    # On a CPU, `amax` takes a tenth of the time, so first the piece is found that has the greatest, then its place there
+    whole = size - size % _PIECE
+    greatest = logits[..., :whole].view(*logits.shape[:-1], -1, _PIECE).amax(dim=-1)
+    if whole < size:
+        greatest = torch.cat([greatest, logits[..., whole:].amax(dim=-1, keepdim=True)], dim=-1)
+    first = greatest.argmax(dim=-1, keepdim=True) * _PIECE
+    token_ids = (first + torch.arange(_PIECE)).clamp(max=size - 1)
+    found = logits.gather(-1, token_ids).max(dim=-1)  # the first of a tie
+    return MostLikely(found.values, first[..., 0] + found.indices)
+
+
+_PIECE, _FEW = 256, 8  # tokens; outputs for which so many operations take longer
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,7 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     plan, size = feed.plan, feed.plan.width
     if state.terms.mask_token != NO_TOKEN:
         logits[..., state.terms.mask_token].fill_(-torch.inf)  # a mask is never an answer
-    best = most_likely(logits)
+    best = most_likely(logits, in_pieces=not state.terms.waits)
     if logits.dim() == 2:  # `best` was found in the wanted ones alone
         logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
 
@@ -177,7 +191,7 @@ def _tiled_certainty(logits: Tensor, greatest: Tensor) -> Certainty:
 _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a number
 
 
-_TILE_ROWS, _TILE_COLUMNS = 16, 16384  # a megabyte
+_TILE_ROWS, _TILE_COLUMNS = 4, 65536  # a megabyte
 _FEW_NUMBERS = _TILE_ROWS * _TILE_COLUMNS  # of a tile: so many are read at once, candidates or not
 
 

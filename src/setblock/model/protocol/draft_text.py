@@ -21,40 +21,62 @@ if TYPE_CHECKING:
 
 DRAFT_TEXT_FILE = "draft_text.jsonl"  # name of such texts in a checkpoint
 LONGEST_MATCH = 4  # tokens. Of two earlier places that match this many or more, neither is the better one
+LEVELS = 8  # of n times that a run stands, its next token is c times the same one: c / (n + 1), rounded down to so many parts
 _MULTIPLIER = 6364136223846793005  # of a hash modulo 2^64; two runs with one hash would only make a wrong draft
+
+
+class Runs(NamedTuple):
+    """Hold the different runs of some number of tokens, and for each where its most frequent next token stands."""
+
+    keys: Tensor  # [U] int64, their hashes, ascending
+    places: Tensor  # [U] int64, where that token stands after the run; of several places the last
+    levels: Tensor  # [U] int64, how often it is that one, in `LEVELS` parts
+
+
+class Found(NamedTuple):
+    """Hold where texts' ends stand: how many of their tokens, 0 where none does; the place of the token after them; and its
+    level there. [B] int64 each."""
+
+    matched: Tensor
+    place: Tensor
+    level: Tensor
 
 
 class DraftText(NamedTuple):
     """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens."""
 
     token_ids: Tensor  # [M] int64, the texts one after the other, each with an id that ends it
-    # For each length, [U] int64, the hashes of the runs of so many tokens, ascending; and [U] int64, the place after each where
-    # its most frequent next token stands, of several the last
-    runs: tuple[tuple[Tensor, Tensor], ...]
+    levels: (
+        Tensor  # [M] int64, how often each token is the next one after the `LONGEST_MATCH` before it, in `LEVELS` parts
+    )
+    runs: tuple[Runs, ...]  # of 1, 2, ... tokens
 
     def to(self, device: torch.device) -> "DraftText":
         """Return the same on a device."""
-        runs = ((keys.to(device), places.to(device)) for keys, places in self.runs)
-        return DraftText(self.token_ids.to(device), tuple(runs))
+        runs = (Runs(*(each.to(device) for each in of_length)) for of_length in self.runs)
+        return DraftText(self.token_ids.to(device), self.levels.to(device), tuple(runs))
 
-    def find(self, last: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Return how many tokens of a text's end stand here, [B] int64, 0 where none does, and the place of the token after
-        them, [B] int64. `last` [B, LONGEST_MATCH] int64 are the last tokens of B texts, the very last one first, and `length`
-        [B] int64 how many of them there are."""
-        matched, found = torch.zeros_like(length), torch.zeros_like(length)
-        key = torch.zeros_like(length)
-        for column, (keys, places) in enumerate(self.runs):
+    def find(self, last: Tensor, length: Tensor) -> Found:
+        """Return where the longest ends of B texts stand. `last` [B, LONGEST_MATCH] int64 are their last tokens, the very last
+        one first, and `length` [B] int64 how many of them there are."""
+        key, found = torch.zeros_like(length), Found(*(torch.zeros_like(length) for _ in Found._fields))
+        for column, runs in enumerate(self.runs):
             key = _extended(key, last[:, column])
-            at = torch.searchsorted(keys, key).clamp(max=len(keys) - 1)
-            is_here = (keys[at] == key) & (length > column)
-            matched = torch.where(is_here, column + 1, matched)
-            found = torch.where(is_here, places[at], found)
-        return matched, found
+            at = torch.searchsorted(runs.keys, key).clamp(max=len(runs.keys) - 1)
+            is_here = (runs.keys[at] == key) & (length > column)
+            found = Found(
+                torch.where(is_here, column + 1, found.matched),
+                torch.where(is_here, runs.places[at], found.place),
+                torch.where(is_here, runs.levels[at], found.level),
+            )
+        return found
 
-    def tokens_from(self, place: Tensor, count: int) -> Tensor:
-        """Return [B, count] int64, the tokens at `place` [B] and after it; the last one again past the end."""
+    def following(self, place: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return [B, count] int64, the tokens at `place` [B] and after it, and their levels; the last ones again past the
+        end."""
         steps = torch.arange(count, device=place.device)
-        return self.token_ids[(place[:, None] + steps).clamp(max=len(self.token_ids) - 1)]
+        places = (place[:, None] + steps).clamp(max=len(self.token_ids) - 1)
+        return self.token_ids[places], self.levels[places]
 
 
 def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
@@ -63,12 +85,13 @@ def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
     if len(token_ids) <= LONGEST_MATCH:
         raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
     positions = torch.arange(len(token_ids) - 1, device="cpu")
-    runs, key = [], torch.zeros_like(positions)
+    runs, key, levels = list[Runs](), torch.zeros_like(positions), torch.zeros_like(token_ids)
     for length in range(1, LONGEST_MATCH + 1):
         key = _extended(key, token_ids.roll(length - 1)[:-1])
         inside = slice(length - 1, None)
-        runs.append(_most_frequent(key[inside], token_ids[1:][inside], positions[inside] + 1))
-    return DraftText(token_ids, tuple(runs))
+        of_length, levels[length:] = _most_frequent(key[inside], token_ids[1:][inside], positions[inside] + 1)
+        runs.append(of_length)
+    return DraftText(token_ids, levels, tuple(runs))
 
 
 def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
@@ -124,13 +147,16 @@ def _extended(key: Tensor, token_ids: Tensor) -> Tensor:
     return key * _MULTIPLIER + token_ids + 1
 
 
-def _most_frequent(key: Tensor, following: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different keys, ascending, and of each the last place of the token that most often follows."""
+def _most_frequent(key: Tensor, following: Tensor, places: Tensor) -> tuple[Runs, Tensor]:
+    """Return the different keys with the tokens that most often follow, and the level of each token that follows."""
     pair, group, count = torch.unique(key * _MULTIPLIER + following, return_inverse=True, return_counts=True)
+    _, of_key, total = torch.unique(key, return_inverse=True, return_counts=True)
+    levels = LEVELS * count[group] // (total[of_key] + 1)
     last = torch.zeros_like(pair).scatter_reduce_(0, group, places, "amax")
     of_pair = torch.empty_like(pair).scatter_(0, group, key)
     order = torch.from_numpy(np.lexsort((last, count, of_pair)))  # by key, then by count, then by place
     keys = of_pair[order]
     is_best = torch.ones_like(keys, dtype=torch.bool)
     is_best[:-1] = keys[1:] != keys[:-1]
-    return keys[is_best], last[order][is_best]
+    of_pairs = torch.empty_like(pair).scatter_(0, group, levels)
+    return Runs(keys[is_best], last[order][is_best], of_pairs[order][is_best]), levels

@@ -210,6 +210,11 @@ class Runner(Protocol):
     fixed_keys: int | None = None
     compiled: Compile = staticmethod(as_it_is)  # what makes the functions between passes of few sizes fast
 
+    def computed(self, tokens: int) -> int:
+        """Return how many tokens a pass computes that is fed so many: no fewer. More where products of few numbers of rows are
+        fast, or give a token the same bits."""
+        return tokens
+
     def logits(self, feed: Feed) -> Tensor:
         """Return f of eq. 9: float32 logits, which may be written to. They are [M, V] of the M wanted outputs, row by row; or
         [A, m, V] of all outputs, with anything where none is wanted."""

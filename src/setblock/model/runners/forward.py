@@ -172,6 +172,10 @@ class PaddedRunner(Runner):
         self._form = mask_form(model, most=most, device=device)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
 
+    def computed(self, tokens: int) -> int:
+        """Return `tokens`, or the least that a pass computes."""
+        return max(tokens, self._attention.filled(1))
+
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
         rows, queries = feed.tokens.shape

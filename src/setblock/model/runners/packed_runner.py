@@ -54,6 +54,10 @@ class PackedRunner(PagedRunner):
         most = max(map(len, pages), default=0)
         self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
 
+    def computed(self, tokens: int) -> int:
+        """Return how many tokens the N real ones are filled up to."""
+        return self._attention.filled(tokens)
+
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
