@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from families import tiny_sbd
+from setblock.decoding.drafts.control import control_of
 from setblock.decoding.generate import generate, generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -96,6 +97,27 @@ def test_a_token_alone_is_computed_with_as_many_rows_as_are_fastest(tokenizer: P
     sbd.prepack()
     assert decoded() == expected
     assert rows == {4, 5}
+
+
+@pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="this processor has no products of bfloat16")
+def test_costs_are_learned_of_the_tokens_that_layers_get(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and in the engine, with what fills a pass up."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.bfloat16)
+    sbd.prepack()
+    rows, timed, settings = list[int](), list[int](), DecodingSettings(block_size=8, max_new_tokens=32)
+    monkeypatch.setattr(control_of(sbd), "learn", lambda each: timed.append(each.tokens))
+    gate: nn.Module = sbd.model.get_submodule("model.layers.1.mlp.gate_proj")
+    with gate.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:-1].numel())):
+        generate(sbd, PROMPT, settings=settings)
+        engine = Engine(sbd)
+        for number in range(3):
+            engine.submit(Request(str(number), [*PROMPT, number], settings))
+        while not engine.is_idle:
+            engine.step()
+    assert timed == rows
+    assert {4, 16} <= {*rows}
 
 
 @pytest.mark.nightly  # the compiler takes a minute

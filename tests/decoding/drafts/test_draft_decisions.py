@@ -10,6 +10,7 @@ from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
     CONFIDENCES,
     COPIED,
+    ELSEWHERE,
     USUAL,
     Chances,
     DraftChoice,
@@ -158,6 +159,23 @@ def test_what_a_draft_costs_among_many_rows_is_not_taken_for_what_it_costs_among
     runner = type("any", (Runner,), {})()
     assert control.curve(runner, rows=31, cached=0)
     assert not control.curve(runner, rows=2, cached=0)
+
+
+def test_drafts_that_are_hardly_ever_right_only_fill_a_pass_up() -> None:
+    """Where a pass computes multiples of 8 tokens, and each takes its time, those that it computes anyway cost nothing."""
+    control = GivenControl(GivenCosts(by_token))
+    for rows, filled in ((6, 8), (8, 8), (9, 16)):
+        prospects = [control.new_row().prospects([ELSEWHERE] * 3, 0, waits=False) for _ in range(rows)]
+        chosen = control.decide(
+            prospects,
+            "any",
+            others=0,
+            prompts=0,
+            padded_rows=rows,
+            cached=0,
+            computed=lambda tokens: -(-tokens // 8) * 8,
+        )
+        assert rows + sum(each.tokens for each in chosen) == filled
 
 
 def test_chances_that_promise_too_much_are_trusted_less() -> None:

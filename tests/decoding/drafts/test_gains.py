@@ -217,15 +217,21 @@ def test_a_token_is_worth_what_it_saves_of_a_batch_that_nobody_joins() -> None:
     def seconds(passes: Sequence[float]) -> float:
         return fixed * max(passes) + own * sum(passes)
 
-    found = row_worths(passes, fixed=fixed, own=own)
+    def worths(passes: Sequence[float], saved: float = 16.0) -> list[float]:
+        return row_worths(passes, saved=saved, fixed=fixed, own=own)
+
+    found = worths(passes)
     of_all = (fixed + 4 * own) / 4  # a token of all rows alike
     for row in (2, 3):
         saved = seconds(passes) - seconds([each - (row == other) for other, each in enumerate(passes)])
         assert found[row] * of_all == pytest.approx(saved, rel=0.2)
     assert found[:2] == [1, 1]
-    assert row_worths([60.0] * 4, fixed=fixed, own=own) == pytest.approx([1] * 4)
-    assert row_worths([0.0] * 4, fixed=fixed, own=own) == pytest.approx([1] * 4)  # others take their place
-    assert row_worths([7.0], fixed=fixed, own=own) == pytest.approx([1])
+    assert worths([60.0] * 4) == pytest.approx([1] * 4)
+    assert worths([0.0] * 4) == pytest.approx([1] * 4)  # others take their place
+    assert worths([7.0]) == pytest.approx([1])
+    # A lead of three passes is one that others make up for where drafts save many
+    few, many = (worths([60.0, 57.0], saved)[1] for saved in (1.0, 100.0))
+    assert few < 0.3 < 0.8 < many
 
 
 def test_a_row_with_a_good_draft_does_not_take_all_of_it_at_once() -> None:

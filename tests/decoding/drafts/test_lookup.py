@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import answers, decoded
 from families import tiny_model, tiny_sbd
 from naive import _most_often, full_logits, naive_exact
+from setblock.decoding.drafts.gains import ELSEWHERE
 from setblock.decoding.drafts.lookup import copied
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -55,8 +56,16 @@ def test_a_match_at_the_very_end_continues_itself() -> None:
     assert copied(tokens, torch.tensor([4]), size=6).token_ids[0].tolist() == [3, 2, 3, 2, 3, 2]
 
 
+def _level(others: list[int], end: int, *, length: int) -> int:
+    """How often the token at `end` follows the `length` tokens before it, in eighths: c of n times is c / (n + 1)."""
+    run = others[end - length : end]
+    after = [others[place] for place in range(length, len(others)) if others[place - length : place] == run]
+    return 8 * after.count(others[end]) // (len(after) + 1) if length <= end else 0
+
+
 def test_another_text_is_copied_where_more_of_it_matches() -> None:
-    """As the plain twin finds it: the longest match, continued as most often, and there last."""
+    """As the plain twin finds it: the longest match, continued as most often, and there last. Its kinds are how often each
+    token follows what is before it there."""
     rng, where = random.Random(1), Counter[str]()
     for _ in range(60):
         others = [rng.randrange(4) for _ in range(rng.randrange(LONGEST_MATCH + 1, 60))]
@@ -71,10 +80,15 @@ def test_another_text_is_copied_where_more_of_it_matches() -> None:
                 after = (others[place:] + [others[-1]] * 8)[:7]
                 assert found.matched[row] == matched
                 assert found.token_ids[row].tolist() == [text[-1], *after]
+                places = [min(place + step, len(others) - 1) for step in range(1, 7)]
+                levels = [_level(others, each, length=LONGEST_MATCH) for each in places]
+                expected = [_level(others, place, length=matched), *levels]
+                assert found.kinds[row, 1:].tolist() == [ELSEWHERE + level for level in expected]
             else:
                 where["own"] += 1
                 assert found.matched[row] == own.matched[row]
                 assert found.token_ids[row].tolist() == own.token_ids[row].tolist()
+                assert found.kinds[row].tolist() == own.kinds[row].tolist()
     assert min(where["others"], where["own"]) > 100
 
 

@@ -50,7 +50,8 @@ class RowDrafts:
         places = max(0, size - 1)
         pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
         better = [max(_BETTER * each, each - copied) for each, copied in pairs]
-        return Prospects(self.chances.reached(kinds), better, self.size, waits, branches, remaining / self.pace)
+        passes = remaining / self.pace
+        return Prospects(self.chances.reached(kinds), better, self.size, waits, branches, passes, remaining - passes)
 
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
@@ -184,13 +185,17 @@ class DraftControl:
             in_pass = count if widths is None else padded_rows
             model = self.costs_of(kind, rows=in_pass)
 
-            def seconds(tokens: Sequence[int], rows: int = in_pass, cached: int = cached) -> list[float]:
-                return model.seconds([computed(each) for each in tokens], rows=rows, cached=cached)
+            def seconds(tokens: Sequence[int]) -> list[float]:
+                return model.seconds([computed(each) for each in tokens], rows=in_pass, cached=cached)
 
             plain, (uneven, block) = seconds([in_pass])[0], model.extras()
             block = 0.0 if has_block else block
-            own = max(0.0, plain - seconds([1], 1, cached // in_pass)[0]) / max(1, in_pass - 1)
-            worths = row_worths([row.passes for row in rows], fixed=max(0.0, plain - in_pass * own), own=own)
+            of_one = self._learned.get((kind, 0), model)  # passes of many rows say little of it
+            alone = of_one.seconds([computed(1)], rows=1, cached=cached // in_pass)[0]
+            own = max(0.0, plain - alone) / max(1, in_pass - 1)
+            saved = sum(row.saved for row in rows) / len(rows)
+            fixed = max(0.0, plain - in_pass * own)
+            worths = row_worths([row.passes for row in rows], saved=saved, fixed=fixed, own=own)
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
             usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
             margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES

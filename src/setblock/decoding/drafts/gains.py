@@ -13,7 +13,7 @@ seconds that it costs: `rate` times its seconds.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, repeat
-from math import exp
+from math import exp, sqrt
 from operator import mul
 from typing import NamedTuple
 
@@ -183,6 +183,7 @@ class Prospects(NamedTuple):
     waits: bool = False
     branches: int = 0  # how many there may be
     passes: float = 0.0  # how many more the row will need, about; 0 where another row takes its place then
+    saved: float = 0.0  # of its tokens, how many will need no pass of their own
     worth: float = 1.0  # of one of its tokens, in tokens
 
     def trusted(self, trust: float, worth: float = 1.0) -> "Prospects":
@@ -203,20 +204,18 @@ class Prospects(NamedTuple):
         return [worth * each for each in reached]
 
 
-def row_worths(passes: Sequence[float], *, fixed: float, own: float) -> list[float]:
+def row_worths(passes: Sequence[float], *, saved: float, fixed: float, own: float) -> list[float]:
     """Return the worth of a token of each row, in tokens.
 
     It saves its row's part of one pass. If nobody takes the place of a row that ends, it saves the rest of the pass only if no
     other row runs for longer. So tokens of rows that end soon are worth less then. Those of rows that end last are worth no
-    more than elsewhere: most often there are several, and all of them must save a pass. `passes`: as in `Prospects`. `fixed`
-    and `own`: what a pass costs without any row, and for each one."""
-    longest = max(passes)
-    ends_last = [exp((each - longest) / max(1.0, _UNSURE * longest)) for each in passes]
+    more than elsewhere: most often there are several, and all of them must save a pass. `passes`: as in `Prospects`. `saved`:
+    how many passes drafts will save a row, about; so many differ by their square root, by chance. `fixed` and `own`: what a
+    pass costs without any row, and for each one."""
+    longest, by_chance = max(passes), max(1.0, sqrt(saved))
+    ends_last = [exp((each - longest) / by_chance) for each in passes]
     mean, of_all = fixed / len(passes) + own, sum(ends_last)
     return [min(1.0, (own + fixed * each / of_all) / mean) for each in ends_last]
-
-
-_UNSURE = 0.1  # of the passes that a row will need: about how well they are known
 
 
 class Usual(NamedTuple):

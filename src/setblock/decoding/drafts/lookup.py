@@ -17,7 +17,6 @@ from setblock.model.protocol.draft_text import LONGEST_MATCH, DraftText
 SURE = 0.5
 """Nats. Of a token drafted with a smaller entropy, the model knows better than a copy."""
 
-
 _NO_OTHER = NO_TOKEN - 1  # where a text has not begun, nothing matches
 
 
@@ -27,9 +26,8 @@ class Copies(NamedTuple):
     matched: Tensor  # [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found
     # [B, k] int64, the token at `start` and what followed it at the earlier place; anything where nothing was found
     token_ids: Tensor
-    kinds: (
-        Tensor  # [B, k], of which kind each is; of a copy of one token, [B, 2]. The first is of none, and may have any
-    )
+    # [B, k] int64, of which kind each is, or [B, 2] where k is 1; anything in the first place
+    kinds: Tensor
 
 
 def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None = None) -> Copies:
@@ -67,17 +65,12 @@ def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None
     found = others.find(last.flip(1), start[:, 0] + 1)
     following, levels = others.following(found.place, max(1, size - 1))
     levels[:, 0] = found.level
-    there = Copies(
-        found.matched,
-        torch.cat([last[:, -1:], following], dim=1)[:, :size],
-        ELSEWHERE + pad(levels, (1, 0)),
-    )
-    is_longer = there.matched > own.matched
+    is_longer = (found.matched > own.matched)[:, None]
+    token_ids = torch.cat([last[:, -1:], following], dim=1)[:, :size]
     return Copies(
-        *(
-            torch.where(is_longer.view(-1, *[1] * (ours.dim() - 1)), other, ours)
-            for other, ours in zip(there, own, strict=True)
-        )
+        torch.maximum(found.matched, own.matched),
+        torch.where(is_longer, token_ids, own.token_ids),
+        torch.where(is_longer, ELSEWHERE + pad(levels, (1, 0)), own.kinds),
     )
 
 
@@ -111,7 +104,6 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     agrees = ~is_sure | (ours == copies.token_ids)
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
     fill = rows[:, None] & holds & ~is_sure & state.candidates()
-    kinds = copies.kinds
-    kinds[:, 0] = torch.where(rows, kinds[:, 1], 0)
-    kinds = kinds[:, : positions.shape[1]]
+    kinds = copies.kinds[:, : positions.shape[1]]
+    kinds[:, 0] = torch.where(rows, copies.kinds[:, 1], 0)
     return Draft(torch.where(fill, copies.token_ids, draft.token_ids), draft.reveal | fill), kinds
