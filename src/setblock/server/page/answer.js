@@ -34,7 +34,6 @@ export function partsOf(tokens, text) {
 export class Answer {
   // `isPlain`: every pass reveals one token, so colours would say nothing. `isHeld`: to a form, which forces tokens.
   constructor(title, { isPlain = false, isHeld = false } = {}) {
-    this.title = title;
     this.isPlain = isPlain;
     this.isHeld = isHeld;
     this.events = [];
@@ -42,43 +41,16 @@ export class Answer {
     this.usage = null;
     this.final = null; // the tokens of the finished answer
     this.drawing = 0;
-    this.root = element("article", "answer");
-    const heading = element("h3", "", title);
-    this.count = element("span");
-    heading.append(" ", this.count);
-    this.bar = element("progress");
-    this.bar.max = 1;
-    this.bar.value = 0;
+    this.root = document.getElementById("answer").content.firstElementChild.cloneNode(true);
+    const parts = ["h3 span", "progress", ".tokens", "tbody"].map((each) => this.root.querySelector(each));
+    [this.count, this.bar, this.tokens, this.rows] = parts;
+    this.count.before(`${title} `);
     this.bar.setAttribute("aria-label", `${title}: passes`);
-    this.tokens = element("div", "tokens");
-    this.tokens.setAttribute("aria-busy", "true");
-    this.root.append(heading, this.bar, this.tokens, this.passTable());
+    this.root.querySelector(".scroll").setAttribute("aria-label", `${title}: all passes`);
     this.draw(0);
   }
 
   get passes() { return this.events.length; }
-
-  passTable() {
-    const passes = element("details", "passes");
-    passes.append(element("summary", "", "All passes"));
-    this.rows = element("tbody");
-    const head = element("tr");
-    for (const name of ["pass", "kind", "revealed"]) {
-      const cell = element("th", "", name);
-      cell.scope = "col";
-      head.append(cell);
-    }
-    const table = element("table");
-    table.append(element("thead"), this.rows);
-    table.tHead.append(head);
-    const scroll = element("div", "scroll");
-    scroll.tabIndex = 0;
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", `${this.title}: all passes`);
-    scroll.append(table);
-    passes.append(scroll);
-    return passes;
-  }
 
   add(event) {
     this.events.push(event);
@@ -128,10 +100,8 @@ export class Answer {
     this.drawing = 0;
     const shown = Math.min(n, this.passes);
     const standing = this.after(shown);
-    let length = 0;
-    for (const index of standing.keys()) length = Math.max(length, index + 1);
-    const nodes = [];
-    for (let index = 0; index < length; index += 1) nodes.push(this.node(standing.get(index), index, shown));
+    const length = Math.max(-1, ...standing.keys()) + 1;
+    const nodes = Array.from({ length }, (_, index) => this.node(standing.get(index), index, shown));
     this.tokens.replaceChildren(...nodes);
     const each = shown && !this.isPlain ? `, ${(standing.size / shown).toFixed(1)} a pass` : "";
     const cut = this.final?.isCut && shown === this.passes ? " · cut at the limit" : "";
