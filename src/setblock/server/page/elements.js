@@ -1,4 +1,6 @@
-// Make elements. All that a model or a user wrote is set as text, never as markup.
+// Find and make elements. All that a model or a user wrote is set as text, never as markup.
+
+export const at = (id) => document.getElementById(id);
 
 export function element(tag, className = "", text = undefined) {
   const made = document.createElement(tag);

@@ -1,12 +1,11 @@
 // The page: sends what is asked, and shows the turns with the newest at the bottom, above the prompt.
 
 import { Answer } from "./answer.js";
-import { element } from "./elements.js";
+import { at, element } from "./elements.js";
 import * as settings from "./settings.js";
 import { chat, model, Problem } from "./stream.js";
 import { Turn } from "./turn.js";
 
-const at = (id) => document.getElementById(id);
 const NEAR_THE_END = 160; // pixels, within which the page follows what is written
 const state = { served: null, messages: [], running: null };
 const hasKeyboard = !matchMedia("(pointer: coarse)").matches; // a touch keyboard has no Shift+Enter
@@ -86,7 +85,6 @@ async function ask(prompt) {
     const isStopped = running.signal.aborted;
     running.abort(); // the other answer, too
     if (isStopped) {
-      for (const answer of turn.answers) answer.close();
       turn.say("Stopped.");
     } else {
       turn.fail(problem.message);
@@ -94,6 +92,7 @@ async function ask(prompt) {
       askForKey(problem);
     }
   } finally {
+    for (const answer of turn.answers) answer.close();
     setRunning(null);
     turn.offerReplay();
     follow();

@@ -1,8 +1,7 @@
 // What the user chose, as a request's body. Offers only what has an effect on the model that is served.
 
-import { element } from "./elements.js";
+import { at } from "./elements.js";
 
-const at = (id) => document.getElementById(id);
 const TITLES = { exact: "Checked blocks", sbd: "Blocks", ntp: "Plain decoding" };
 const NOTES = {
   exact: "Drafts several tokens and checks them: the text is plain decoding's.",
@@ -19,12 +18,8 @@ export const key = () => at("key").value;
 export const isHeld = () => at("schema").value.trim() !== "";
 export const titleOf = (name) => `${TITLES[name]} (${name})`;
 
-function fill(select, values, label) {
-  select.replaceChildren(...[null, ...values].map((value) => {
-    const option = element("option", "", value === null ? "Default" : label(value));
-    option.value = value ?? "";
-    return option;
-  }));
+function fill(select, values) {
+  select.replaceChildren(new Option("Default", ""), ...values.map((value) => new Option(value)));
 }
 
 export function offer({ methods, method: usual, block_sizes: sizes, gammas }) {
@@ -34,8 +29,8 @@ export function offer({ methods, method: usual, block_sizes: sizes, gammas }) {
     option.textContent = option.disabled ? `${option.value} (not trained for blocks)` : option.value;
   }
   at("method").value = usual;
-  fill(at("block"), sizes, String);
-  fill(at("gamma"), gammas, String);
+  fill(at("block"), sizes);
+  fill(at("gamma"), gammas);
   const show = () => {
     at("of-blocks").hidden = !isTrained || method() === "ntp";
     at("method-note").textContent = (isTrained ? NOTES : UNTRAINED)[method()];

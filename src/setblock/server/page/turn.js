@@ -30,7 +30,6 @@ export class Turn {
   }
 
   finish() {
-    for (const answer of this.answers) answer.close();
     if (this.answers.length === 1) return;
     const [mine, plain] = this.answers;
     const [few, many] = [mine.usage.num_forwards, plain.usage.num_forwards];
@@ -40,7 +39,6 @@ export class Turn {
   }
 
   fail(problem) {
-    for (const answer of this.answers) answer.close();
     if (!this.passes) this.lanes.hidden = true;
     const told = element("p", "problem", problem);
     told.setAttribute("role", "alert");
