@@ -10,10 +10,10 @@ from roofline.predictions import predicted
 from setblock.errors import ParameterError
 from setblock.roofline.hardware import HARDWARE, hardware_named
 from setblock.roofline.prediction import (
+    BYTES,
     Precision,
     Prediction,
     block_speedup,
-    bytes_of,
     experts_read,
     last_paying_batch,
     predicted_speedup,
@@ -153,7 +153,7 @@ def test_types_decide_what_is_computed_in():
     assert h100.peak(8) == 2 * h100.peak(16)
     assert h100.peak(4) == h100.peak(8)
     assert m4.peak(8) == m4.peak(16)  # it has no 8-bit units
-    assert bytes_of("int4") == 0.5
+    assert BYTES["int4"] == 0.5
 
 
 def test_unknown_names_name_the_known_ones():

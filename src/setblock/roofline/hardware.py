@@ -32,12 +32,8 @@ class Hardware:
         for name, value in (("bandwidth", bandwidth), ("peak", peak)):
             if value is not None and not value > 0:
                 raise ParameterError(f"{name} must be positive, not {value:g}")
-        return replace(
-            self,
-            name=f"{self.name} (own figures)",
-            bandwidth=self.bandwidth if bandwidth is None else bandwidth,
-            peaks=self.peaks if peak is None else dict.fromkeys(self.peaks, peak),
-        )
+        peaks = dict.fromkeys(self.peaks, peak) if peak else self.peaks
+        return replace(self, name=f"{self.name} (own figures)", bandwidth=bandwidth or self.bandwidth, peaks=peaks)
 
 
 def _row(name: str, *, bandwidth: float, memory: float, tflops: dict[int, float]) -> Hardware:

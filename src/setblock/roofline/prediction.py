@@ -16,12 +16,8 @@ from setblock.roofline.shape import LayerShape, ModelShape
 
 NumberType = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
 BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
+BYTES = {name: bits / 8 for name, bits in BITS.items()}  # of one number
 assert set(get_args(NumberType)) == set(BITS)
-
-
-def bytes_of(number_type: str) -> float:
-    """Return the bytes of one number."""
-    return BITS[number_type] / 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +107,8 @@ class Prediction:
                 name="attention",
                 flops=4 * layer.count * rows * seen * width,  # scores, and the sum of values: two products
                 weight_bytes=0,
-                activation_bytes=layer.count * 2 * rows * width * bytes_of(self.precision.activations),
-                kv_bytes=layer.count * 2 * batch * seen * kv_width * bytes_of(self.precision.kv),
+                activation_bytes=layer.count * 2 * rows * width * BYTES[self.precision.activations],
+                kv_bytes=layer.count * 2 * batch * seen * kv_width * BYTES[self.precision.kv],
                 bits=self.precision.attention_bits,
             )
             yield self._linear("attention output", rows, width, shape.hidden, layer.count)
@@ -140,8 +136,8 @@ class Prediction:
         return Operation(
             name=name,
             flops=2 * count * rows * inner * outer,
-            weight_bytes=count * copies * inner * outer * bytes_of(self.precision.weights),
-            activation_bytes=count * rows * (inner + outer) * bytes_of(self.precision.activations),
+            weight_bytes=count * copies * inner * outer * BYTES[self.precision.weights],
+            activation_bytes=count * rows * (inner + outer) * BYTES[self.precision.activations],
             kv_bytes=0,
             bits=self.precision.linear_bits,
         )
@@ -150,11 +146,11 @@ class Prediction:
         """Return the bytes that the cache of one request takes, all layers keeping every position."""
         shape = self.shape
         numbers = 2 * sum(layer.count for layer in shape.layers) * shape.kv_heads * shape.head_dim  # of one position
-        return length * numbers * bytes_of(self.precision.kv)
+        return length * numbers * BYTES[self.precision.kv]
 
     def batch_in_memory(self, length: int) -> int:
         """Return how many requests fit with the weights, activations left out."""
-        weights = self.shape.parameters * bytes_of(self.precision.weights)
+        weights = self.shape.parameters * BYTES[self.precision.weights]
         return max(0, int((self.hardware.memory - weights) // self.kv_memory(length)))
 
 
