@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from conftest import TEXTS
 from data.conftest import CHATML, chat
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.answer.text import encode_prompt
@@ -34,7 +34,8 @@ def encode(
 ) -> list[dict[str, Any]]:
     data = DataSection(source="a.jsonl", **options)
     encoder = Encoder(tokenizer, data.sources[0], data)
-    return list(encoder.documents(SourceRecord(f"a.jsonl, line {i + 1}", each) for i, each in enumerate(columns)))
+    records = (SourceRecord(f"a.jsonl, line {i + 1}", each) for i, each in enumerate(columns))
+    return list(encoder.documents(*shaped(encoder.section, records)))
 
 
 def learned(document: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import rows_of
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import TASKS
-from setblock.data.texts.encoding import Encoder, corpus_texts
+from setblock.data.texts.encoding import Encoder, corpus_texts, shaped
 from setblock.data.texts.records import records_of
 from setblock.errors import SetBlockError
 
@@ -65,7 +65,8 @@ def test_a_mixture_is_evaluated_on_another_split_of_its_sources(tokenizer):
 
 def test_only_completions_carry_loss(tokenizer):
     data = DataSection(source="word-problems", documents=1)
-    (document,) = Encoder(tokenizer, data.sources[0], data).documents(records_of(data.sources[0]))
+    (section,) = data.sources
+    (document,) = Encoder(tokenizer, section, data).documents(*shaped(section, records_of(section)))
     exercise = next(TASKS["word-problems"].examples("train"))
     learned = [token for token, carries in zip(document["token_ids"], document["carries_loss"], strict=True) if carries]
     assert tokenizer.decode(learned) == f"{exercise.completion}<|endoftext|>"

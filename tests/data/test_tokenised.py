@@ -19,6 +19,11 @@ from setblock.errors import SetBlockError
 LIMITS: dict[str, Any] = {"context_length": 512, "vocabulary": 300, "mask_token_id": 1}
 
 
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("setblock.data.corpus.tokenised.SHARD_DOCUMENTS", 8)
+
+
 def texts(count: int, *, word: str = "x") -> list[dict[str, str]]:
     return [{"text": f"{i} " + word * (1 + i % 23)} for i in range(count)]
 
@@ -47,7 +52,7 @@ def section(write: Any) -> Any:
 
 
 def tokenised(section: DataSection, tokenizer: PreTrainedTokenizerBase, folder: Path, **more: Any) -> DataSection:
-    tokenise(section, tokenizer, folder, limits=DocumentLimits(512), **{"shard_documents": 8} | more)
+    tokenise(section, tokenizer, folder, limits=DocumentLimits(512), **more)
     return section.model_copy(update={"tokenised": str(folder)})
 
 

@@ -19,7 +19,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from setblock.data.packing import Document, Row, fill, row_of
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder
+from setblock.data.texts.encoding import Encoder, shaped
 from setblock.data.texts.records import records_of
 from setblock.errors import SetBlockError, warn
 
@@ -104,7 +104,7 @@ def cached(encoder: Encoder, limits: DocumentLimits) -> datasets.Dataset:
     try:
         # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
         documents = datasets.Dataset.from_generator(
-            lambda: encoder.documents(records), features=FEATURES, fingerprint=key
+            lambda: encoder.documents(*shaped(encoder.section, records)), features=FEATURES, fingerprint=key
         )
     except (DatasetGenerationError, OSError) as error:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error

@@ -29,6 +29,7 @@ from setblock.files import differences, write_whole, writing
 
 _MANIFEST, _PLAN = "manifest.json", "plan.json"
 _ARRAYS = ("starts", "order", "lengths")  # of `CorpusRows`, each in a file that it is mapped from
+SHARD_DOCUMENTS = 8192  # in a shard
 
 
 def rows_of(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, CorpusRows]:
@@ -50,7 +51,6 @@ def tokenise(
     *,
     limits: DocumentLimits,
     processes: int = 1,
-    shard_documents: int = 8192,
     on_progress: Callable[[int], None] = lambda documents: None,
 ) -> Census:
     """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. A folder
@@ -63,12 +63,12 @@ def tokenise(
         for number, source in enumerate(own.sources)
     }
     read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
-    plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": shard_documents}
+    plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": SHARD_DOCUMENTS}
     with writing(folder, what="tokenised documents to"):
         _claim(folder, plan)
         done = 0
         for stem, (encoder, records) in sources.items():
-            for count in _write_shards(encoder, records, folder / stem, processes, shard_documents):
+            for count in _write_shards(encoder, records, folder / stem, processes):
                 done += count
                 on_progress(done)
         written = {
@@ -156,12 +156,10 @@ def _claim(folder: Path, plan: dict[str, Any]) -> None:
     write_whole(path, json.dumps(plan, indent=1) + "\n")
 
 
-def _write_shards(
-    encoder: Encoder, records: Iterable[SourceRecord], stem: Path, processes: int, shard_documents: int
-) -> Iterator[int]:
+def _write_shards(encoder: Encoder, records: Iterable[SourceRecord], stem: Path, processes: int) -> Iterator[int]:
     """Write the shards of one source that are not there yet, and yield how many documents each has as it is there."""
     shape, records = shaped(encoder.section, records)
-    chunks = iter(lambda: list(islice(records, shard_documents)), [])
+    chunks = iter(lambda: list(islice(records, SHARD_DOCUMENTS)), [])
     jobs = ((encoder, shape, Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
     if processes == 1:
         yield from (_write_shard(*job) for job in jobs)
@@ -184,7 +182,7 @@ def _write_shard(encoder: Encoder, shape: RecordShape, path: Path, records: list
     if not path.exists():
         temporary = path.with_suffix(".writing")
         with ArrowWriter(path=str(temporary), features=FEATURES) as writer:
-            for document in encoder.documents(records, shape):
+            for document in encoder.documents(shape, records):
                 writer.write(document)
             writer.finalize()
         os.replace(temporary, path)

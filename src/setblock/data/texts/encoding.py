@@ -34,18 +34,16 @@ class Encoder:
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
         return [_FORMAT, columns, self.data.loss_on, self.data.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
-    def documents(
-        self, records: Iterable[SourceRecord], shape: "RecordShape | None" = None
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the documents of records, in order, with the columns of `FEATURES` (`setblock.data.corpus.corpus`). Without a
-        `shape`, the first record decides. Raise `SetBlockError`, which names the record, if there is none, one has not the
-        columns it should have, its chat can't be written, or it spells a special token where that is an error."""
+    def documents(self, shape: "RecordShape", records: Iterable[SourceRecord]) -> Iterator[dict[str, Any]]:
+        """Yield the documents of records of a shape, in order, with the columns of `FEATURES` (`setblock.data.corpus.corpus`).
+        Raise `SetBlockError`, which names the record, if one has not the columns it should have, its chat can't be written,
+        or it spells a special token where that is an error."""
         if self.tokenizer.eos_token_id is None:
             raise SetBlockError(
                 "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"
             )
         special = _special_tokens(self.tokenizer)
-        shape, records = shaped(self.section, records) if shape is None else (shape, iter(records))
+        records = iter(records)
         while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
             cut = [self._cut(record, shape, special) for record in chunk]
             yield from self._tokenised(chunk, cut, shape)
