@@ -21,6 +21,21 @@ from setblock.errors import SetBlockError, prefixed
 
 
 @dataclass(frozen=True)
+class RecordShape:
+    """Describe a record's shape: `messages`, `prompt and completion` or `text`, and the columns that hold it."""
+
+    name: str
+    columns: tuple[str, ...]
+
+
+_SHAPES = {"messages": ("messages",), "prompt and completion": ("prompt", "completion"), "text": ("text",)}
+"""By their names, the usual columns of each; the keys of a section that name others are these with `_column`."""
+
+_Cut = tuple[list[Piece], bool, list[str] | None]
+"""The pieces of a record, whether its text spells a special token, and what placeholders in the pieces represent, if any."""
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Encode the records of one source as documents."""
 
@@ -34,7 +49,7 @@ class Encoder:
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
         return [_FORMAT, columns, self.data.loss_on, self.data.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
-    def documents(self, shape: "RecordShape", records: Iterable[SourceRecord]) -> Iterator[dict[str, Any]]:
+    def documents(self, shape: RecordShape, records: Iterable[SourceRecord]) -> Iterator[dict[str, Any]]:
         """Yield the documents of records of a shape, in order, with the columns of `FEATURES` (`setblock.data.corpus.corpus`).
         Raise `SetBlockError`, which names the record, if one has not the columns it should have, its chat can't be written,
         or it spells a special token where that is an error."""
@@ -48,7 +63,7 @@ class Encoder:
             cut = [self._cut(record, shape, special) for record in chunk]
             yield from self._tokenised(chunk, cut, shape)
 
-    def _cut(self, record: SourceRecord, shape: "RecordShape", special: re.Pattern[str]) -> "_Cut":
+    def _cut(self, record: SourceRecord, shape: RecordShape, special: re.Pattern[str]) -> _Cut:
         with prefixed(record.where):
             values = [value_of(record, column, shape) for column in shape.columns]
             found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
@@ -64,16 +79,13 @@ class Encoder:
             pieces = [] if how == "drop" else self._pieces(values, shape, record.columns.get("tools"))
         return pieces, found is not None, contents
 
-    def _pieces(self, values: list[Any], shape: "RecordShape", tools: Any) -> list[Piece]:
+    def _pieces(self, values: list[Any], shape: RecordShape, tools: Any) -> list[Piece]:
         if shape.name == "messages":
             return chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.data.loss_on == "all")
-        if shape.name == "text":
-            return [(values[0], True)]
-        return [(values[0], self.data.loss_on == "all"), (values[1], True)]
+        *prompt, learned = values  # a text has no prompt
+        return [*((each, self.data.loss_on == "all") for each in prompt), (learned, True)]
 
-    def _tokenised(
-        self, records: list[SourceRecord], cut: list["_Cut"], shape: "RecordShape"
-    ) -> Iterator[dict[str, Any]]:
+    def _tokenised(self, records: list[SourceRecord], cut: list[_Cut], shape: RecordShape) -> Iterator[dict[str, Any]]:
         is_chat = shape.name == "messages"
         first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
         batch = [pieces for pieces, _, contents in cut if contents is None]
@@ -130,23 +142,6 @@ class Encoder:
 
 
 _FORMAT = 1  # of the documents; another number where code here begins to give others
-
-
-@dataclass(frozen=True)
-class RecordShape:
-    """Describe a record's shape: `messages`, `prompt and completion` or `text`, and the columns that hold it."""
-
-    name: str
-    columns: tuple[str, ...]
-
-
-_SHAPES = {"messages": ("messages",), "prompt and completion": ("prompt", "completion"), "text": ("text",)}
-"""By their names, the usual columns of each; the keys of a section that name others are these with `_column`."""
-
-
-_Cut = tuple[list[Piece], bool, list[str] | None]
-"""The pieces of a record, whether its text spells a special token, and what placeholders in the pieces represent, if any."""
-
 _PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
 
 
