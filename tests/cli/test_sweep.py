@@ -61,7 +61,7 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_told_before_a_model_is_loaded(run, options, message, monkeypatch):
-    monkeypatch.setattr("setblock.cli.measuring.sweep.load_model", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr("setblock.cli.measuring.evaluate.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     outcome = run("sweep", *options)
     assert outcome.code == 2
     assert message in outcome.message

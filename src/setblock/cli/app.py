@@ -12,9 +12,8 @@ from setblock.cli.answering.compare import compare
 from setblock.cli.answering.generate import generate
 from setblock.cli.answering.serve import serve
 from setblock.cli.checkpoints import export, fetch, merge
-from setblock.cli.measuring.evaluate import evaluate
+from setblock.cli.measuring.evaluate import calibrate, evaluate, sweep
 from setblock.cli.measuring.roofline import roofline
-from setblock.cli.measuring.sweep import calibrate, sweep
 from setblock.cli.messages import print_message, print_warning, silence_early, writable_stdout
 from setblock.cli.options.groups import with_option_groups
 from setblock.cli.training.data import inspect, regenerate, tokenise

@@ -1,18 +1,28 @@
-"""Measure accuracy and passes over a task (`setblock evaluate`)."""
+"""Answer a task's examples and compare with plain decoding: at one setting (`setblock evaluate`), or at every setting of a grid
+(`setblock sweep`), whose fastest that keeps a tolerance can be written into the checkpoint (`setblock calibrate`)."""
 
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich import box
+from rich.table import Table
 
-from setblock.cli.messages import print_json, progress
+from setblock.cli.messages import print_json, progress, stdout_console
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_text
-from setblock.cli.options.groups import JSON, TASK, option, option_group
-from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
-from setblock.cli.options.tasks import BATCH_SIZE, ExamplesOptions
+from setblock.cli.options.groups import JSON, OUTPUT, TASK, option, option_group, optional
+from setblock.cli.options.model import ModelOptions, RuntimeOptions, load_language_model, load_model, warn_of_bundled
+from setblock.cli.options.tasks import BATCH_SIZE, ExamplesOptions, GridOptions, TaskOptions
+from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.records import DEFAULT_JUDGE
+from setblock.model.loading.named import BUNDLED_MODEL
 
 if TYPE_CHECKING:
+    from setblock.evaluation.calibration import Calibration
     from setblock.evaluation.result import Result
 
 
@@ -98,3 +108,205 @@ def _report(result: "Result", batch_size: int) -> str:
     rows.append(("seconds", f"{figures['seconds']:.1f} (ntp: {figures['ntp_seconds']:.1f}), {at_once} at once"))
     width = max(len(name) for name, _ in rows) + 2
     return "\n".join(f"{name:<{width}}{value}" for name, value in rows)
+
+
+def sweep(
+    *,
+    task: TaskOptions,
+    model: ModelOptions,
+    grid: GridOptions,
+    output: Path | None = optional(
+        "Add a line of JSON to this file for each finished setting, with the outcome of every example. The same "
+        "command resumes an interrupted sweep. A file of another model, task or commit is refused.",
+        panel=OUTPUT,
+    ),
+    results_file: Path | None = optional(
+        "Show the results in the file of an earlier sweep, and decode nothing. Options of task, model and grid have no"
+        " effect.",
+        "--results",
+        panel=OUTPUT,
+    ),
+    as_json: bool = JSON,
+) -> None:
+    """Answer the examples of a task or of a file at every setting of a grid, and compare accuracy and forward passes.
+
+    Plain decoding (ntp) runs once, and every setting is compared with it. Passes include commits and no prefills. Intervals
+    are Wilson's, at 95%. `setblock calibrate --results` reads the file that --output writes.
+    """
+    if results_file is not None:
+        from setblock.evaluation.sweeps.result_file import read_results
+
+        if output is not None:
+            raise ParameterError("--results decodes nothing, so there is nothing for --output")
+        results = read_results(results_file)
+    else:
+        model.check()
+        chosen, asked = task.chosen()
+        grids = grid.grids()
+        results = task.swept(load_model(model, blocks=True), chosen, asked, grids, out=output)
+    from setblock.evaluation.result import pareto_front, title_of
+
+    front = pareto_front(results)
+    if as_json:
+        rows = [{**each.figures(), "label": label_of(each.point), "on_pareto_front": each in front} for each in results]
+        print_json({"run": results[0].run, "rows": rows})
+    else:
+        stdout_console().print(_table(results, front, title_of(results)))
+
+
+def _table(results: "list[Result]", front: "list[Result]", title: str) -> Table:
+    table = Table(
+        title=title,
+        caption="●: no other is right as often in as few passes. Passes leave the prefill out; intervals are 95%.",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    table.add_column("setting", overflow="fold")  # a name cut short would be any sampler's
+    for column in ("accuracy", "interval", "NFE speed-up", "passes", "commits", "as ntp", "tokens differ"):
+        table.add_column(column, justify="right")
+    for each in results:
+        on_front, interval = each in front, each.accuracy_interval
+        table.add_row(
+            f"{label_of(each.point)}{' ●' if on_front else ''}",
+            "" if each.accuracy is None else f"{each.accuracy:.1%}",
+            "" if interval is None else f"{100 * interval[0]:.1f} to {interval[1]:.1%}",
+            "" if each.nfe_speedup is None else f"{each.nfe_speedup:.2f}",
+            f"{each.mean_passes:.1f}",
+            f"{sum(each.outcomes.commit) / each.num_examples:.1f}",
+            f"{each.identical_to_ntp:.1%}",
+            f"{1 - each.token_agreement:.2%}",
+            style="bold" if on_front else None,
+        )
+    return table
+
+
+@option_group("Calibration")
+class CalibrationOptions:
+    """Hold what is asked of a calibration."""
+
+    tolerance: str = option(
+        "accuracy=0.5",
+        "accuracy=0.5: lose at most half a point of accuracy against plain decoding. tokens=1: on average, at most 1% "
+        "of an answer's tokens differ from plain decoding's.",
+        metavar="MEASURE=PERCENT",
+    )
+    confidence: float = option(0.95, "Probability that the chosen setting keeps the tolerance, from 0.5 to 0.999.")
+    domain: str | None = optional("Name of this kind of request. Default: the task's or file's.", metavar="NAME")
+    results: Path | None = optional("Decode nothing: use the outcomes of a finished `setblock sweep` of this model.")
+
+
+def calibrate(
+    *,
+    asked: CalibrationOptions,
+    task: TaskOptions,
+    model: ModelOptions,
+    grid: GridOptions,
+    output: Path | None = optional(
+        "Write to a copy of the checkpoint in this new folder. The model stays unchanged.",
+        panel=OUTPUT,
+        metavar="FOLDER",
+    ),
+    dry_run: bool = option(False, "Show the result, and write nothing.", panel=OUTPUT),
+    as_json: bool = JSON,
+) -> None:
+    """Find the fastest setting that keeps a tolerance, and write it into the checkpoint.
+
+    The command tests settings from careful to careless, on examples that had no part in finding this order. If future
+    requests are like the examples, the chosen setting keeps the tolerance with at least the stated confidence. Exact mode
+    loses nothing. It is chosen if no setting that passes is faster. The result goes into config.json of the checkpoint, and
+    every command then uses it unless an option sets something else.
+    """
+    model.check()
+    from setblock.evaluation import calibration
+    from setblock.evaluation.sweeps.fingerprint import model_fingerprint
+    from setblock.evaluation.sweeps.result_file import read_results
+    from setblock.model.checkpoint import copy_checkpoint, write_facts
+
+    # 1. What is asked for, and whether it can be
+    wanted = calibration.tolerance_of(asked.tolerance, confidence=asked.confidence)
+    if asked.results is not None and (task.source or grid != GridOptions()):
+        raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
+    chosen, which = task.chosen(split="validation", limit=1000)
+    if chosen.judge is None and wanted.measure == "accuracy" and asked.results is None:
+        raise ParameterError(
+            f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
+        )
+    grids = grid.grids()
+    loaded = load_model(model, blocks=True)
+    if not dry_run:
+        _check_writable(model, output)
+
+    # 2. The outcomes
+    if asked.results is None:
+        found = islice(chosen.examples(which["split"], seed=task.seed), max(which["limit"], 1))
+        wanted.check_enough(sum(1 for _ in found))
+        results = task.swept(loaded, chosen, which, grids)
+    else:
+        results = read_results(asked.results)
+        if (theirs := results[0].run["model"]["fingerprint"]) != (ours := model_fingerprint(loaded)):
+            raise SetBlockError(
+                f"{asked.results} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
+            )
+
+    # 3. The choice, written next to that of other domains
+    made = calibration.calibrate(results, wanted, seed=task.seed)
+    run, source = results[0].run, Path(model.source)
+    domain = asked.domain or str(run["task"]["name"])
+    folder = None if dry_run or made.chosen is None else output or source
+    if folder is not None:
+        if not source.is_dir():
+            loaded.save(folder)
+        elif source != folder:
+            copy_checkpoint(source, folder)
+        assert loaded.facts is not None
+        records = made.records(domain=domain, fingerprint=run["model"]["fingerprint"])
+        others = [each for each in loaded.facts.calibrations if each.domain != domain]
+        write_facts(folder, replace(loaded.facts, calibrations=(*others, *records)))
+    if as_json:
+        print_json({"domain": domain, **made.to_json(), "written": folder and str(folder)})
+    else:
+        _show(made, domain=domain)
+        if made.chosen is not None:
+            told = f"written to {folder / 'config.json'}" if folder else "nothing was written (--dry-run)"
+            stdout_console().print(told, soft_wrap=True)
+    if made.chosen is None:
+        raise SetBlockError("no setting passed: sweep --method exact, which keeps any tolerance, or allow a larger one")
+
+
+def _check_writable(model: ModelOptions, copy: Path | None) -> None:
+    """Refuse, before hours of decoding, a model whose calibrations can't be written: to its own folder, or to a copy."""
+    source = Path(model.source)
+    if copy is not None:
+        if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
+            raise SetBlockError(f"{copy} exists already: --output must be a new folder")
+        if not source.is_dir() and (model.prepack or model.quantization):
+            raise ParameterError(f"{source} is no folder, and --prepack and --quantization leave nothing to save")
+    elif source.resolve() == BUNDLED_MODEL.resolve():
+        raise ParameterError("the bundled model is read-only: give --output FOLDER for a copy, or --dry-run")
+    elif not source.is_dir():
+        raise ParameterError(f"{model.path} is no folder: give --output FOLDER for a copy, or --dry-run")
+
+
+def _show(calibration: "Calibration", *, domain: str) -> None:
+    table = Table(
+        title=f"{domain}: {calibration.tolerance.text}",
+        caption=f"tested in this order on {calibration.num_testing:,} examples, up to the first that fails; the order was "
+        f"found on {calibration.num_ordering:,} others",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for column in ("setting", "loss", "p-value", "NFE speed-up", ""):
+        table.add_column(column, justify="left" if column in ("setting", "") else "right")
+    for test in calibration.tests:
+        figures = (f"{test.loss:.2%}", f"{test.p_value:.4f}", f"{test.nfe_speedup:.2f}")
+        table.add_row(label_of(test.point), *figures, "passed" if test.passed else "failed")
+    console, chosen = stdout_console(), calibration.chosen
+    console.print(table)
+    if chosen is not None:
+        how = "which passed" if chosen is calibration.passed else "which loses nothing, whatever the examples"
+        how += "" if calibration.passed else "; no other setting passed"
+        told = f"{label_of(chosen.point)}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
+        console.print(f"chosen: {told}", soft_wrap=True)
