@@ -7,7 +7,7 @@ model's own at the same time.
 import asyncio
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
@@ -37,17 +37,14 @@ class Codec:
         # Of one token, special ones included
         self.text: Callable[[int], str] = cache(lambda token_id: self._decoder.decode([token_id]))
 
-    async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
+    async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them.
         Raise `ApiError` if the chat template refuses it, or it is no Unicode."""
         try:
             json.dumps([*messages, tools], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
             raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
-        work = partial(encode_prompt, self._encoder, list(messages), raw=False, tools=tools)
-        return await self._in_thread(work, param="messages")
+        return await self._in_thread(partial(encode_prompt, self._encoder, messages, tools=tools), param="messages")
 
     async def call_form(self) -> CallForm:
         """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""

@@ -48,7 +48,7 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
         grammar = calls_grammar(form, body)
         described = [tool.model_dump(exclude_none=True) for tool in body.tools]
         shape = ChatShape(form)
-    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], tools=described)
+    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], described)
     if serving.config.logs_text:
         request.scope["account"].fields["messages"] = [message.model_dump() for message in body.messages]
     reply = await serving.open(body, [prompt], request.scope["account"], grammar=grammar)
