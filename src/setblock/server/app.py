@@ -14,10 +14,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Scope
 
 from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
 from setblock.decoding.samplers.named import parameters_of
@@ -29,7 +27,7 @@ from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
 from setblock.server.http.access import AccessControl, Admission, host_patterns
 from setblock.server.http.errors import ApiError, from_validation
-from setblock.server.http.logs import Account, RequestLog, log_to_stderr
+from setblock.server.http.logs import RequestLog, log_to_stderr
 from setblock.server.http.metrics import Metrics
 from setblock.server.serving import ServerConfig, Serving
 from setblock.server.worker import Worker
@@ -73,12 +71,6 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
         await worker.stop()
         serving.codec.close()
 
-    def count(scope: Scope, status: int, account: Account) -> None:
-        found = scope.get("route")
-        route = found.path if isinstance(found, APIRoute) else "other"
-        serving.metrics.requests.labels(route, status).inc()
-        serving.metrics.request_seconds.labels(route).observe(account.seconds)
-
     app = FastAPI(
         title="setblock", version=version("setblock"), lifespan=lifespan, docs_url=None, redoc_url=None,
         description="OpenAI's API, decoded in blocks. Parameters and fields beyond OpenAI's are this server's own.",
@@ -91,7 +83,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     # From the inside out.
     hosts, admission = host_patterns(config.hosts), serving.admission
     app.add_middleware(AccessControl, hosts=hosts, keys=config.keys, admission=admission, limits=config.limits)
-    app.add_middleware(RequestLog, on_done=count)
+    app.add_middleware(RequestLog, metrics=serving.metrics)
     return app
 
 

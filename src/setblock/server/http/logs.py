@@ -1,16 +1,18 @@
-"""Write logs, one JSON object a line. What a client wrote, and what it was answered, is in them only where that was
-asked for."""
+"""Write logs, one JSON object a line, and count requests. What a client wrote, and what it was answered, is in the logs only
+where that was asked for."""
 
 import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from setblock.server.http.metrics import Metrics
 
 logger = logging.getLogger("setblock.server")
 
@@ -56,10 +58,10 @@ class Account:
 
 
 class RequestLog:
-    """Name each request, and log it when it is over, as the outermost ASGI middleware. `scope["account"]` is its `Account`."""
+    """Name, log and count each request, as the outermost ASGI middleware. `scope["account"]` is its `Account`."""
 
-    def __init__(self, app: ASGIApp, *, on_done: Callable[[Scope, int, Account], None]) -> None:
-        self._app, self._on_done = app, on_done
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -82,7 +84,10 @@ class RequestLog:
             status = 500
             raise
         finally:
-            self._on_done(scope, status, account)
+            found = scope.get("route")
+            route = found.path if isinstance(found, APIRoute) else "other"
+            self._metrics.requests.labels(route, status).inc()
+            self._metrics.request_seconds.labels(route).observe(account.seconds)
             told = {"id": account.id, "method": scope["method"], "path": scope["path"], "status": status}
             told |= {"seconds": round(account.seconds, 4), **account.fields}
             level = logging.DEBUG if scope["path"] in ("/health", "/ready", "/metrics") else logging.INFO
