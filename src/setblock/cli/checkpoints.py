@@ -86,6 +86,7 @@ def export(
     """
     if [file, adapter, uno].count(None) != 2:
         raise SetBlockError("give one of --output FILE.gguf, --adapter FOLDER and --uno FOLDER")
+    silence_libraries()
     if file is None:
         _export_adapter(model, cast(Path, adapter or uno), uno=uno is not None, as_json=as_json)
         return
@@ -100,7 +101,6 @@ def export(
         raise SetBlockError(f"can't write {file}: there is no folder {file.parent}")
     if file.exists():
         raise SetBlockError(f"{file} exists already: name another file, or move it away")
-    silence_libraries()
     loaded = load(model, device="cpu", dtype=torch.float32 if weights == "f32" else None)
     if weights in get_args(WeightType):
         write_gguf(loaded, file, weights=cast(WeightType, weights))
@@ -127,7 +127,6 @@ def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> No
     from setblock.model.loading.loading import load_tokenizer
     from setblock.model.protocol.facts import read_facts
 
-    silence_libraries()
     config, _ = load_tokenizer(model)
     facts = read_facts(config)
     with prefixed(f"model {model}"):

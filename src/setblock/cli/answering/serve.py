@@ -1,6 +1,7 @@
 """Serve the API and the playground, on this machine or for others (`setblock serve`)."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -76,7 +77,9 @@ def serve(
     from setblock.server.http.access import LOOPBACK_NAMES, read_keys
     from setblock.server.serving import ServerConfig
 
-    is_local = _is_loopback(host)
+    is_local = host == "localhost"
+    with suppress(ValueError):  # of a name
+        is_local = ip_address(host).is_loopback
     keys = read_keys(key_file, os.environ.get(KEYS_VARIABLE))
     if not (is_local or keys or no_keys):
         raise SetBlockError(
@@ -113,10 +116,3 @@ def serve(
         on_start=lambda: print_message(f"serving {config.name}: playground at {url}/, API at {url}/v1"),
     )
     raise typer.Exit(code)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -81,12 +81,12 @@ def train(
     from setblock.training.run.checkpoints import earlier_run, newest_checkpoint, step_of
     from setblock.training.run.train import train as run
 
-    replaced = {} if output is None else {"training.output_dir": str(output)}
-    if dry_run:  # a recipe for GPUs, on a machine that may have none
-        checked, arguments = recipe.load(**replaced, **{"training.use_cpu": True})
+    replaced: dict[str, Any] = {} if output is None else {"training.output_dir": str(output)}
+    replaced |= {"training.use_cpu": True} if dry_run else {}  # a recipe for GPUs, on a machine that may have none
+    checked, arguments = recipe.load(**replaced)
+    if dry_run:
         _show_estimate(checked, arguments, assumed, as_json=as_json)
         return
-    checked, arguments = recipe.load(**replaced)
     view = TrainView(bar=sys.stderr.isatty() and not checked.training.get("disable_tqdm"))
     stopper = Interruption()
     arguments.disable_tqdm = True  # the Trainer's own bar
