@@ -1,1 +1,1 @@
-"""Define the command line: one command a file. Nothing here imports PyTorch before a command runs."""
+"""Define the command line. Nothing here imports PyTorch before a command runs."""

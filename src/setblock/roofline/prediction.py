@@ -63,9 +63,9 @@ class Operation:
 
     name: str
     flops: float  # floating-point operations; a multiplication and an addition are two
-    weight_bytes: float  # of weights read from memory
+    weight_bytes: float = 0  # of weights read from memory
     activation_bytes: float  # of inputs read and outputs written
-    kv_bytes: float  # of cached keys and values read
+    kv_bytes: float = 0  # of cached keys and values read
     bits: int  # of the numbers it computes in
 
 
@@ -106,7 +106,6 @@ class Prediction:
             yield Operation(
                 name="attention",
                 flops=4 * layer.count * rows * seen * width,  # scores, and the sum of values: two products
-                weight_bytes=0,
                 activation_bytes=layer.count * 2 * rows * width * BYTES[self.precision.activations],
                 kv_bytes=layer.count * 2 * batch * seen * kv_width * BYTES[self.precision.kv],
                 bits=self.precision.attention_bits,
@@ -138,7 +137,6 @@ class Prediction:
             flops=2 * count * rows * inner * outer,
             weight_bytes=count * copies * inner * outer * BYTES[self.precision.weights],
             activation_bytes=count * rows * (inner + outer) * BYTES[self.precision.activations],
-            kv_bytes=0,
             bits=self.precision.linear_bits,
         )
 

@@ -97,7 +97,8 @@ class Encoder:
             else:
                 parts = list(islice(ids, len(pieces)))
                 if is_chat:
-                    parts = self._as_read(record, pieces, parts, next(whole))
+                    with prefixed(record.where):
+                        parts = self._as_read(pieces, parts, next(whole))
             carries = [flag for (_, flag), part in zip(pieces, parts, strict=True) for _ in part]
             token_ids = [*first, *(token for part in parts for token in part), *last]
             carries_loss = [pieces[0][1] if pieces else False] * len(first) + carries + [True] * len(last)
@@ -120,9 +121,7 @@ class Encoder:
             ids += _tokenise(self.tokenizer, [contents[int(piece)] if is_content else piece], plain=is_content)[0]
         return ids
 
-    def _as_read(
-        self, record: SourceRecord, pieces: list[Piece], parts: list[list[int]], whole: list[int]
-    ) -> list[list[int]]:
+    def _as_read(self, pieces: list[Piece], parts: list[list[int]], whole: list[int]) -> list[list[int]]:
         """Return the tokens of each piece of a chat as decoding has them, where a prompt is tokenised before its answer exists.
         For most tokenizers the pieces' tokens are the whole text's. Some write a piece differently where it begins a text
         (a space before it). Then the whole text's tokens are cut, if they can be. Where a token would reach over the end of a
@@ -136,7 +135,7 @@ class Encoder:
         if self.tokenizer.decode(flat) == self.tokenizer.decode(whole):
             return parts
         raise SetBlockError(
-            f"{record.where}: the tokenizer joins the end of a prompt and the beginning of its answer in one token, and writes "
+            "the tokenizer joins the end of a prompt and the beginning of its answer in one token, and writes "
             "the answer differently alone: change the chat template, or set data.loss_on: all"
         )
 
