@@ -8,10 +8,7 @@ const NOTES = {
   sbd: "Fewer passes than exact. The text may differ from plain decoding's.",
   ntp: "Plain decoding: one token a pass.",
 };
-const UNTRAINED = {
-  ...NOTES,
-  exact: "Copies drafts from the text and checks them: the text is plain decoding's. Method sbd needs a model that was trained for blocks.",
-};
+const UNTRAINED = "Copies drafts from the text and checks them: the text is plain decoding's. Method sbd needs a model that was trained for blocks.";
 
 export const method = () => at("method").value;
 export const key = () => at("key").value;
@@ -33,7 +30,7 @@ export function offer({ methods, method: usual, block_sizes: sizes, gammas }) {
   fill(at("gamma"), gammas);
   const show = () => {
     at("of-blocks").hidden = !isTrained || method() === "ntp";
-    at("method-note").textContent = (isTrained ? NOTES : UNTRAINED)[method()];
+    at("method-note").textContent = isTrained || method() !== "exact" ? NOTES[method()] : UNTRAINED;
     at("chosen").textContent = `${method()}, temperature ${at("temperature").value || 0}`;
   };
   at("method").onchange = at("temperature").onchange = show;
