@@ -31,7 +31,7 @@ from measuring.subjects import SIZES, random_model
 from measuring.timing import seconds, spread
 from setblock.data.packing import Document, RowDataset, as_batch, pack
 from setblock.heap import keep_freed_memory
-from setblock.model.adapter.gate import gate_of
+from setblock.model.adapter.adapter import gate_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, add_adapter, frozen_half

@@ -14,7 +14,7 @@ from setblock.decoding.drafts.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
-from setblock.model.adapter.gate import block_only
+from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import layer_windows
 from setblock.model.protocol.draft_text import LONGEST_MATCH
 from setblock.model.protocol.runtime import LanguageModel

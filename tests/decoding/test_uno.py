@@ -21,7 +21,7 @@ from setblock.decoding.step.choice import random_tokens
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.masks import CLEAN
-from setblock.model.adapter.gate import block_only
+from setblock.model.adapter.adapter import block_only
 from setblock.model.loading.loading import load
 from setblock.model.protocol.runtime import Feed, PassPlan, Span
 from setblock.model.sbd_model import SBDModel

@@ -21,8 +21,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.adapter.gate import Gate
+from setblock.model.adapter.adapter import ADAPTER_FOLDER, Gate
 from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_sbd
 from setblock.data.packing import Document, RowDataset, pack
 from setblock.masks import CLEAN
-from setblock.model.adapter.gate import Gate, gate_of
+from setblock.model.adapter.adapter import Gate, gate_of
 from setblock.model.attention.document_attention import document_attention
 from setblock.training.adapter import AdapterSection, add_adapter, frozen_half
 from setblock.training.inputs import doubled as inputs_module

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.errors import SetBlockError
-from setblock.model.adapter.gate import Gate, block_only
+from setblock.model.adapter.adapter import Gate, block_only
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, add_adapter
 

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.files import ASSETS, FACTS_FILE
 from setblock.model.adapter.adapted import join_adapted
-from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.adapter.gate import gate_of
+from setblock.model.adapter.adapter import ADAPTER_FOLDER, gate_of
 from setblock.model.attention.attention import plan_of, planned
 from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of
 from setblock.model.loading.mask_token import add_mask_token

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from setblock.errors import check_installed, prefixed
-from setblock.model.adapter.adapter import gated, quiet_peft
-from setblock.model.adapter.gate import gate_of
+from setblock.model.adapter.adapter import gate_of, gated, quiet_peft
 from setblock.model.attention.document_attention import CleanKeys
 from setblock.model.sbd_model import SBDModel
 from setblock.section import Section

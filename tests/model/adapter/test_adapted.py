@@ -13,7 +13,7 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.adapter.adapted import Update
-from setblock.model.adapter.gate import block_only
+from setblock.model.adapter.adapter import block_only
 from setblock.model.loading.loading import load
 from setblock.model.protocol.runtime import as_it_is
 from setblock.model.weights import PrepackedLinear, is_supported

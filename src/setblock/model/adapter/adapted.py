@@ -23,9 +23,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
-from setblock.model.adapter.adapter import check_output, with_row
+from setblock.model.adapter.adapter import Gate, check_output, with_row
 from setblock.model.adapter.files import INNER, OUTER, ROW
-from setblock.model.adapter.gate import Gate
 from setblock.model.weights import product_in_parts
 
 

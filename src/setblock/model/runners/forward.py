@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
 from setblock.masks import AttentionMask, by_layer_type, decode_mask
-from setblock.model.adapter.gate import block_only, gate_of
+from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.protocol.runtime import Compile, Feed, Runner, fixed_capacity

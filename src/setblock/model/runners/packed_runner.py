@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock import devices
 from setblock.masks import AttentionMask, by_layer_type, decode_mask
-from setblock.model.adapter.gate import block_only
+from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import OURS, mask_form
 from setblock.model.attention.grouped import GroupedAttention, attention_by
 from setblock.model.protocol.runtime import Feed, PagedRunner

@@ -13,8 +13,7 @@ from transformers import Trainer, TrainerControl
 
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
-from setblock.model.adapter.adapter import uncast_inputs
-from setblock.model.adapter.gate import gate_of
+from setblock.model.adapter.adapter import gate_of, uncast_inputs
 from setblock.model.attention.attention import plan_of
 from setblock.model.attention.document_attention import attends_runs, document_attention
 from setblock.model.sbd_model import SBDModel
