@@ -20,10 +20,10 @@ from harness_tasks import write_tasks
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, Factor, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.integrations.lm_eval.__main__ import main as command
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
-from setblock.integrations.lm_eval.model import SetBlockLM, ShortenedRequest, figures_of
+from setblock.integrations.lm_eval.model import SetBlockLM, figures_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the harness and what it imports
@@ -139,7 +139,7 @@ class TestAnswers:
 
     def test_that_do_not_fit_get_what_room_there_is(self, model):
         lm, long = SetBlockLM(model, settings=DecodingSettings(method="ntp")), "Tom has 12 apples. " * 60
-        with pytest.warns(ShortenedRequest, match="task t: .* 50 tokens"):
+        with pytest.warns(SetBlockWarning, match="task t: .* 50 tokens"):
             lm.generate_until(ask(long, max_gen_toks=50), disable_tqdm=True)
         assert figures_of(lm.answers["t"])["num_tokens"] == 1
 

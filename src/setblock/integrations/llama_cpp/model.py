@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from setblock.errors import SetBlockWarning, warn
+from setblock.errors import warn
 from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, Context, LlamaRunner, own_sequence
@@ -19,10 +19,6 @@ from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
-
-
-class TokenizerDiffers(SetBlockWarning):
-    """Warn that setblock's tokenizer is not the one that llama.cpp has for the same file."""
 
 
 @dataclass(eq=False)
@@ -72,8 +68,7 @@ def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
     ours = tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
     if list(ours) != file.tokens_of(_SAMPLE):
         warn(
-            f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own",
-            TokenizerDiffers,
+            f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own"
         )
     ends = end_of_text_in(file.metadata, path) or file.end_of_text_ids()
     model = LlamaModel(path, file, tokenizer, facts=facts, end_of_text_ids=ends, options=options)

@@ -20,7 +20,7 @@ from lm_eval.models.utils import postprocess_generated_text
 from tqdm import tqdm
 
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import ParameterError, SetBlockError, SetBlockWarning, check_at_least, converted, warn
+from setblock.errors import ParameterError, SetBlockError, check_at_least, converted, warn
 from setblock.evaluation.result import nfe_speedup, outcomes_of
 from setblock.evaluation.run import TimedAnswers, answers_to
 from setblock.integrations.lm_eval.arguments import described, request_settings, settings_from
@@ -29,10 +29,6 @@ from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
 
 _UNSAID_DEVICE = "cuda:0"  # the default of its command
-
-
-class ShortenedRequest(SetBlockWarning):
-    """Warn that a prompt and its answer's limit don't fit the model's context together."""
 
 
 @register_model("setblock")
@@ -172,8 +168,7 @@ class SetBlockLM(HFLM):
             return prompt, settings
         warn(
             f"task {request.task_name}: some prompts leave less than the {settings.max_new_tokens} tokens that an answer may "
-            f"have, in {self.max_length} tokens of context: their answers get what room there is",
-            ShortenedRequest,
+            f"have, in {self.max_length} tokens of context: their answers get what room there is"
         )
         least = max(settings.min_new_tokens, 1)
         prompt = prompt[-(self.max_length - least) :]
