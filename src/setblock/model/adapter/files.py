@@ -31,11 +31,10 @@ _MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_
 def read_lora(folder: Path, *, row: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the config and the weights of a LoRA adapter of PEFT, or raise `SetBlockError` if it is not there, is broken, or
     is more than that. `row`: whether it may have a trained row of the embedding, too."""
-    try:
+    kinds = (OSError, ValueError, SafetensorError)
+    with prefixed(f"{folder} must hold an adapter, {CONFIG_NAME} and {WEIGHTS_NAME}", kinds):
         config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS_NAME)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise SetBlockError(f"{folder} must hold an adapter, {CONFIG_NAME} and {WEIGHTS_NAME}: {error}") from error
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise SetBlockError(f"{folder}: the adapter must be LORA, not {kind}")

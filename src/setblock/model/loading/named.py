@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from setblock.errors import SetBlockError, did_you_mean
+from setblock.errors import SetBlockError, did_you_mean, prefixed
 from setblock.files import ASSETS, FACTS_FILE, whole_folder, writing
 
 if TYPE_CHECKING:
@@ -157,11 +157,9 @@ def _named(source: str) -> NamedModel:
     folder = Path(source)
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(folder / DELTA_FILE, framework="np") as delta:
-            base = (delta.metadata() or {}).get(BASE_KEY)
-    except SafetensorError as error:
-        raise SetBlockError(f"model {folder}: {DELTA_FILE} is damaged: {error}") from error
+    damaged = prefixed(f"model {folder}: {DELTA_FILE} is damaged", SafetensorError)
+    with damaged, safe_open(folder / DELTA_FILE, framework="np") as delta:
+        base = (delta.metadata() or {}).get(BASE_KEY)
     if not (folder / FACTS_FILE).is_file():
         raise SetBlockError(f"model {folder} has a delta of weights, and no {FACTS_FILE}, which says how it decodes")
     if base not in NAMED_MODELS:
