@@ -1,14 +1,16 @@
 """Write a model as a GGUF file, which stock llama.cpp runs as any other and which records what setblock needs.
 
-Knows the order of things in a file, and types of numbers. Knows nothing of any family, nor of tokenizers.
+Knows the order of things in a file, types of numbers, `tokenizer.json`, and llama.cpp's names for ways to split a text. Knows
+nothing of any family.
 """
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import gguf
 import gguf.quants
@@ -18,8 +20,7 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, check_one_of
 from setblock.export.families import family_of, tensors_of, write_config
-from setblock.export.vocabulary import write_vocabulary
-from setblock.model.loading.gguf import END_OF_TEXT_KEY, FACTS_KEY
+from setblock.model.loading.gguf import END_OF_TEXT_KEY, FACTS_KEY, ROLES, TOKENIZER_KEY
 from setblock.model.sbd_model import SBDModel
 
 WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
@@ -43,13 +44,11 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
         raise SetBlockError(
             "a model whose weights are quantised or prepacked can't be exported: load it without --quantization and --prepack"
         )
-    facts = sbd.facts
     with model_file(sbd.model, path, weights=weights) as writer:
-        mask_token_id = None if facts is None else facts.mask_token_id
-        write_vocabulary(writer, sbd.tokenizer, size=sbd.vocab_size, mask_token_id=mask_token_id)
+        _write_vocabulary(writer, sbd)
         writer.add_string(END_OF_TEXT_KEY, json.dumps(list(sbd.end_of_text_ids)))
-        if facts is not None:
-            writer.add_string(FACTS_KEY, json.dumps(facts.to_json()))
+        if sbd.facts is not None:
+            writer.add_string(FACTS_KEY, json.dumps(sbd.facts.to_json()))
 
 
 @contextmanager
@@ -94,3 +93,95 @@ def _stored(name: str, weight: Tensor, weights: WeightType) -> tuple[np.ndarray,
     elif values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
         kind = gguf.GGMLQuantizationType.F16
     return gguf.quants.quantize(values, kind), kind
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS: dict[tuple[str, ...], str] = {
+    ("ByteLevel",): "gpt-2",
+    ("Digits", "ByteLevel"): "smollm",
+    (_CONTRACTIONS + _WORDS % "{1,3}",): "llama-bpe",
+    (_CONTRACTIONS + _WORDS % "",): "qwen2",
+    (_WORDS % "",): "ufakzeka",
+    (_CASED,): "tekken",
+}
+"""llama.cpp's names for what a byte-level BPE does before its merges: regular expressions, or steps of a name."""
+
+
+def _write_vocabulary(writer: gguf.GGUFWriter, sbd: SBDModel) -> None:
+    """Write the vocabulary of V tokens, the special tokens and the chat template, and the tokenizer itself for setblock. Ids
+    beyond the tokenizer's become tokens that nothing uses. Raise `SetBlockError` if llama.cpp has no such tokenizer."""
+    tokenizer = sbd.tokenizer
+    mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise SetBlockError(
+            "a tokenizer without tokenizer.json can't be exported: save a fast tokenizer with the model"
+        )
+    whole = json.loads(backend.to_str())
+    model = whole["model"]
+    if model["type"] != "BPE":
+        raise SetBlockError(f"a {model['type']} tokenizer can't be exported: only BPE tokenizers can")
+    merges = [each if isinstance(each, list) else each.split(" ") for each in model["merges"]]
+    known = [tokenizer.convert_ids_to_tokens(number) for number in range(sbd.vocab_size)]
+    tokens = [f"[PAD{number}]" if token is None else token for number, token in enumerate(known)]
+    if model.get("byte_fallback"):
+        writer.add_tokenizer_model("llama")
+        rank = {left + right: -float(place) for place, (left, right) in reversed([*enumerate(merges, start=1)])}
+        writer.add_token_scores([rank.get(token, 0.0) for token in tokens])
+        writer.add_add_space_prefix(_puts_space_before(whole))
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_split_of(whole["pre_tokenizer"]))
+        writer.add_token_merges([" ".join(each) for each in merges])
+    writer.add_token_list(tokens)
+    added = {each["content"]: bool(each["special"]) for each in whole["added_tokens"]}
+    writer.add_token_types([_kind(token, model, added) for token in tokens])
+    for role, name in ROLES.items():
+        token_id = mask_token_id if role == "mask" else getattr(tokenizer, f"{role}_token_id")
+        if token_id is not None:
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
+    around = tokenizer("x").input_ids
+    writer.add_add_bos_token(tokenizer.bos_token_id is not None and around[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(tokenizer.eos_token_id is not None and around[-1] == tokenizer.eos_token_id)
+    if tokenizer.chat_template is not None:
+        writer.add_chat_template(tokenizer.chat_template)
+    writer.add_string(TOKENIZER_KEY, backend.to_str())
+
+
+def _split_of(pre_tokenizer: dict[str, Any] | None) -> str:
+    """Return llama.cpp's name for what comes before the merges."""
+    steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    found = tuple(
+        each["pattern"].get("Regex", "") if each["type"] == "Split" else each["type"]
+        for each in steps
+        if each["type"] != "ByteLevel" or each["use_regex"]
+    )
+    if any(each["type"] == "ByteLevel" and each["add_prefix_space"] for each in steps) or found not in _SPLITS:
+        raise SetBlockError(
+            f"this tokenizer can't be exported: llama.cpp has no name for how it splits a text, {found}"
+        )
+    return _SPLITS[found]
+
+
+def _puts_space_before(tokenizer: dict[str, Any]) -> bool:
+    """Return whether a text is read as if a space came before it."""
+    normalizer, before = tokenizer["normalizer"] or {}, tokenizer["pre_tokenizer"] or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    return any(each.get("type") == "Prepend" for each in steps) or before.get("prepend_scheme") in ("first", "always")
+
+
+def _kind(token: str, model: dict[str, Any], added: dict[str, bool]) -> int:
+    """Return GGUF's type of a token. `added`: whether each of the added tokens is special."""
+    if token == model.get("unk_token"):
+        return int(gguf.TokenType.UNKNOWN)
+    if token in added:
+        return int(gguf.TokenType.CONTROL if added[token] else gguf.TokenType.USER_DEFINED)
+    if model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return int(gguf.TokenType.BYTE)
+    return int(gguf.TokenType.UNUSED if re.fullmatch(r"\[PAD\d+\]", token) else gguf.TokenType.NORMAL)

@@ -34,7 +34,7 @@ def file(
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "others'":
-            patch.setattr("setblock.export.vocabulary.TOKENIZER_KEY", "general.nothing")
+            patch.setattr("setblock.export.gguf_file.TOKENIZER_KEY", "general.nothing")
             patch.setattr("setblock.export.gguf_file.END_OF_TEXT_KEY", "general.ends")
         write_gguf(SBDModel(llama, trained_tokenizer), path, weights="f32")
     return path
