@@ -208,11 +208,8 @@ class SBDModel:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
             whole = Path(made)
-            runs_in = self.model.dtype
-            if state is None:
-                state = self.model.state_dict()
-            else:  # that of most weights
-                runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())
+            state = self.model.state_dict() if state is None else state
+            runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())  # most of them
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
             tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
