@@ -6,7 +6,6 @@ run is the same with it and without.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,15 +41,16 @@ class DecodingEvaluator(TrainerCallback):
             raise SetBlockError(
                 "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
             )
+        self._model = SBDModel(model.model, model.tokenizer, facts=model.facts)  # without texts to copy drafts from
         self._exam = exam_of(
-            model,
+            self._model,
             task,
             split="validation",
             limit=section.limit,
             batch_size=section.batch_size,
             allow_code_execution=section.allow_code_execution,
         )
-        self._trainer, self._model, self._every = trainer, model, section.every
+        self._trainer, self._every = trainer, section.every
         common: dict[str, Any] = {"block_size": section.block_size, "max_new_tokens": section.max_new_tokens}
         self._settings = {"ntp": DecodingSettings(method="ntp", max_new_tokens=section.max_new_tokens)}
         for bound in section.gammas:
@@ -74,9 +74,8 @@ class DecodingEvaluator(TrainerCallback):
         self._trainer.accelerator.wait_for_everyone()
 
     def _figures(self) -> dict[str, float]:
-        trained = self._model.model
-        model = SBDModel(trained, self._model.tokenizer, facts=self._model.facts)  # with the gate, if it has one by now
-        exam, training = replace(self._exam, model=model), trained.training
+        exam, model, trained = self._exam, self._model, self._model.model
+        training = trained.training
         trained.eval()
         try:
             with torch.no_grad(), _without_autocast(trained):
