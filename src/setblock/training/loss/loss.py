@@ -55,9 +55,9 @@ def total_variations(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 def logits_of_hidden(hidden: Tensor, head: Head) -> LogitsOf:
     """Return a teacher's logits from its hidden states [M, D], computed when they are asked for."""
 
+    @torch.no_grad()
     def logits_of(here: slice) -> Tensor:
-        with torch.no_grad():
-            return head(hidden[here])
+        return head(hidden[here])
 
     return logits_of
 

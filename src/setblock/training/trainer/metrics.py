@@ -77,9 +77,8 @@ def token_cost(model: PreTrainedModel) -> TokenCost:
 class StepClock(TrainerCallback):
     """Measure the seconds of training, its data included; evaluations and checkpoints are left out."""
 
-    def __init__(self) -> None:
-        self._began = 0.0
-        self._stepped = 0.0  # when the last step ended, or what is left out after it
+    _began = 0.0
+    _stepped = 0.0  # when the last step ended, or what is left out after it
 
     def take(self) -> float:
         """Return the seconds since the last call, or since the training began. The device must have finished its work."""
