@@ -35,7 +35,7 @@ from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import SplitHead, training_loss
 from setblock.training.recipe import Recipe
 from setblock.training.run.train import context_length_of, starting_tokenizer
-from setblock.training.trainer.metrics import token_cost
+from setblock.training.trainer.metrics import TokenCost
 
 DOCUMENT_LENGTH = 1024
 """Tokens of the documents that fill the rows of the step."""
@@ -110,7 +110,7 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         )
     if steps <= 0:
         steps = math.ceil(rows * args.num_train_epochs / a_step)
-    operations = float(token_cost(model).of(inputs)) * (a_step // batch) * steps
+    operations = float(TokenCost(model).of(inputs)) * (a_step // batch) * steps
     weight_bytes = 2 if recipe.adapter is not None else 4
     checkpoint = trained * 4 * (1 if args.save_only_model else 3)
     kept = args.save_total_limit or (steps // int(args.save_steps) if args.save_steps >= 1 else 1)

@@ -7,7 +7,6 @@ own record is in its checkpoints, of which the older ones are deleted; this one 
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,31 +46,24 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
-@dataclass(frozen=True)
 class TokenCost:
     """Hold the floating-point operations that a training step needs for each token. A matrix of N weights takes 2 N for a token
     forward, 2 N for the gradient of its input and, where it is trained, 2 N for its own. What attention computes between tokens
     is left out, and so are layers that are run again; of experts, all are counted."""
 
-    layers: int  # for a token that passes through the layers
-    head: int  # for a target, whose logits are computed
+    def __init__(self, model: PreTrainedModel) -> None:
+        head = model.get_output_embeddings()
+        of_head = {id(p) for p in head.parameters()} if head is not None else set()
+        embeddings = {id(p) for p in model.get_input_embeddings().parameters()}
+        operations = {id(p): (6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.ndim >= 2}
+        # For a token that passes through the layers, and for a target, whose logits are computed
+        self.layers = sum(each for p, each in operations.items() if p not in of_head | embeddings)
+        self.head = sum(each for p, each in operations.items() if p in of_head)
 
     def of(self, inputs: TrainingInputs) -> int:
         """Return the operations of a pass and its backward pass."""
         targets = len(inputs.ntp.index) + len(inputs.matp.index)
         return (inputs.clean_tokens + inputs.noisy_tokens) * self.layers + targets * self.head
-
-
-def token_cost(model: PreTrainedModel) -> TokenCost:
-    """Return the cost of a model."""
-    head = model.get_output_embeddings()
-    of_head = {id(p) for p in head.parameters()} if head is not None else set()
-    embeddings = {id(p) for p in model.get_input_embeddings().parameters()}
-    operations = {id(p): (6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.ndim >= 2}
-    return TokenCost(
-        layers=sum(each for p, each in operations.items() if p not in of_head | embeddings),
-        head=sum(each for p, each in operations.items() if p in of_head),
-    )
 
 
 class StepClock(TrainerCallback):

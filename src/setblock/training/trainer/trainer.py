@@ -24,7 +24,7 @@ from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import CleanHalf, split_head, training_loss
 from setblock.training.loss.loss import SBDLoss
 from setblock.training.run.saving import Completeness
-from setblock.training.trainer.metrics import StepClock, token_cost
+from setblock.training.trainer.metrics import StepClock, TokenCost
 from setblock.training.trainer.optimizer import MuonAdamW
 from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
 
@@ -104,7 +104,7 @@ class SBDTrainer(Trainer):
                 "training.cross_entropy chunked: what the model does to its logits is not known; use auto"
             )
         self._peak = peak
-        self._cost = token_cost(self._base)
+        self._cost = TokenCost(self._base)
         self._clock = StepClock()
         for callback in (self._clock, Completeness(args), self._collator):
             self.add_callback(callback)
