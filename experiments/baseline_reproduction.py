@@ -31,7 +31,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.judging import verdicts_on
 from setblock.evaluation.result import wilson_interval
-from setblock.evaluation.run import exam_of
+from setblock.evaluation.run import Exam
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint, provenance
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.sbd_model import SBDModel
@@ -86,7 +86,7 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
     losses = [loss for batch in track(batches, description=f"{name}: loss") for loss in ntp_losses(model, batch)]
     ntp = DecodingSettings(method="ntp")
     asked = {"split": options.split, "seed": options.seed, "limit": options.limit, "batch_size": options.batch_size}
-    answers = exam_of(model, task, **asked).decode(ntp).generations
+    answers = Exam(model, task, **asked).decode(ntp).generations
     verdicts = verdicts_on(task, examples, [answer.text for answer in answers]) or []
     correct = [int(each.right) for each in verdicts]
     return Figures(f"{name} ({path.name})", model_fingerprint(model), losses, correct)

@@ -15,7 +15,7 @@ from setblock.cli.options.tasks import ExamplesOptions
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.asked import DRAFT_GAMMA
 from setblock.decoding.settings.table import HYPERPARAMETERS
-from setblock.evaluation.run import exam_of
+from setblock.evaluation.run import Exam
 
 
 def _process(*arguments):
@@ -99,7 +99,7 @@ def test_defaults_are_the_library_s():
     gammas = f"Default: {DRAFT_GAMMA:g} in method exact; {EntropyPrefix().gamma} in sbd."
     assert gammas in HYPERPARAMETERS["gamma"].help
     limit = inspect.signature(ExamplesOptions.chosen).parameters["limit"].default
-    library = inspect.signature(exam_of).parameters
+    library = inspect.signature(Exam).parameters
     assert library["limit"].default == limit == 100
     assert evaluate_command_default("batch_size") == library["batch_size"].default
 

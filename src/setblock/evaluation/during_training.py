@@ -18,7 +18,7 @@ from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import Result
-from setblock.evaluation.run import exam_of
+from setblock.evaluation.run import Exam
 from setblock.model.sbd_model import SBDModel
 from setblock.training.recipe import DecodingEvaluationSection
 from setblock.training.trainer.trainer import SBDTrainer
@@ -42,7 +42,7 @@ class DecodingEvaluator(TrainerCallback):
                 "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
             )
         self._model = SBDModel(model.model, model.tokenizer, facts=model.facts)  # without texts to copy drafts from
-        self._exam = exam_of(
+        self._exam = Exam(
             self._model,
             task,
             split="validation",

@@ -61,7 +61,7 @@ def evaluate(
             `allow_code_execution` (False): whether a task such as HumanEval may run the programs that the model writes; see
             `setblock.evaluation.judging`.
     """
-    exam = exam_of(model, task, **asked)
+    exam = Exam(model, task, **asked)
     settings = with_calibration(model, settings)
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
@@ -90,7 +90,7 @@ def sweep(
         path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
         shared: the settings that all points share, such as `max_new_tokens`.
     """
-    exam = exam_of(model, task, **asked)
+    exam = Exam(model, task, **asked)
     shared = shared or DecodingSettings()
     run: Mapping[str, Any] = {
         "model": {
@@ -154,17 +154,30 @@ def answers_to(
     return TimedAnswers([answers[index] for index in range(len(order))], time.perf_counter() - started)
 
 
-@dataclass(frozen=True)
 class Exam:
-    """Hold what a model is asked; made by `exam_of`."""
+    """Hold the first examples of a task's split, and how a model is asked."""
 
-    model: LanguageModel
-    task: Task[Any]
-    identity: Mapping[str, Any]  # of task and examples; see `task_identity`
-    examples: Sequence[Example]
-    prompts: Sequence[Prompt]  # how the examples are asked
-    raw: bool  # whether prompts are gone on with as they stand, without a chat template
-    batch_size: int  # how many examples are decoded at once
+    def __init__(
+        self,
+        model: LanguageModel,
+        task: Task[Any],
+        *,
+        split: str = "test",
+        seed: int = 0,
+        limit: int = 100,
+        batch_size: int = 32,
+        allow_code_execution: bool = False,
+    ) -> None:
+        """Take at most `limit` examples, or raise `SetBlockError` if an argument is out of its range, the task has no examples,
+        or its answers can't be judged here."""
+        check_at_least(1, limit=limit, batch_size=batch_size)
+        check_judge(task, allow_code_execution=allow_code_execution)
+        self.examples = list(islice(task.examples(split, seed=seed), limit))
+        if not self.examples:
+            raise SetBlockError(f"task {task.name} has no examples here, in split {split}")
+        self.model, self.task, self.batch_size = model, task, batch_size
+        self.identity = task_identity(task, self.examples, split=split, seed=seed)
+        self.prompts, self.raw = prompts_of(task, self.examples, model)
 
     def decode(
         self, settings: DecodingSettings, on_progress: Callable[[int], None] = lambda done: None
@@ -188,28 +201,6 @@ class Exam:
             made=provenance(),
             token_ids=[each.token_ids for each in generations] if ntp is None else None,
         )
-
-
-def exam_of(
-    model: LanguageModel,
-    task: Task[Any],
-    *,
-    split: str = "test",
-    seed: int = 0,
-    limit: int = 100,
-    batch_size: int = 32,
-    allow_code_execution: bool = False,
-) -> Exam:
-    """Return the first `limit` examples of a task's split, for a model, or raise `SetBlockError` if an argument is out of
-    its range, the task has no examples, or its answers can't be judged here."""
-    check_at_least(1, limit=limit, batch_size=batch_size)
-    check_judge(task, allow_code_execution=allow_code_execution)
-    examples = list(islice(task.examples(split, seed=seed), limit))
-    if not examples:
-        raise SetBlockError(f"task {task.name} has no examples here, in split {split}")
-    prompts, raw = prompts_of(task, examples, model)
-    identity = task_identity(task, examples, split=split, seed=seed)
-    return Exam(model, task, identity, examples, prompts, raw, batch_size)
 
 
 def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
