@@ -8,7 +8,7 @@ import torch
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.library import ModelFile
 from setblock.integrations.llama_cpp.runner import Context, LlamaRunner
-from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, check_decoding, expected_logits
+from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, Expected, check_decoding
 
 from .conftest import EXACT, Both, Pair
 
@@ -41,7 +41,7 @@ def run(both: Both, context: Context, own: int | None) -> None:
     runner = LlamaRunner(context, own=own, rows=BATCH)
     runner.place((), range(BATCH))
     with torch.inference_mode():
-        check_decoding(runner, expected_logits(sbd.model))
+        check_decoding(runner, Expected(sbd.model))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -50,7 +50,7 @@ def test_families(name: str, pair: Pair) -> None:
     runner = llama.runner(rows=BATCH, capacity=CAPACITY)
     assert runner.fuses_commit
     with torch.inference_mode():
-        check_decoding(runner, expected_logits(sbd.model))
+        check_decoding(runner, Expected(sbd.model))
 
 
 def context_of(both: Both, *, sequences: int, **options: int) -> Context:

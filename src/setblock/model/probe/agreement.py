@@ -9,7 +9,6 @@ Rows of several lengths, one shorter than a lowered threshold and two longer:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,33 +39,28 @@ class DisagreementError(Exception):
     """Report that a model gives other logits than it should; the message says where."""
 
 
-@dataclass(frozen=True)
 class Expected:
     """Hold what each row should give."""
 
-    rows: list[Tensor]  # the tokens [start + block] of each
-    causal: list[Tensor]  # for each, the logits [start + block, V] of a plain pass
-    block: list[Tensor]  # for each, the logits [block, V] of its block when all of it sees all of it
-
-
-def expected_logits(model: PreTrainedModel) -> Expected:
-    """Return the logits of uncached passes over single rows, by Transformers' own attention. Raise `DisagreementError` if a
-    token's logits change with what follows it, or the model does not follow a mask."""
-    generator = torch.Generator().manual_seed(1)
-    rows = [torch.randint(1, 64, (start + _BLOCK,), generator=generator).to(model.device) for start in _START]
-    causal = [_plain(model, row) for row in rows]
-    for row, first, whole in zip(rows, _FIRST, causal, strict=True):
-        _compare(
-            _plain(model, row[:first]), whole[:first], "the logits of a token change with the tokens that follow it"
-        )
-    block = []
-    for row, start, plain in zip(rows, _START, causal, strict=True):
-        masked = _masked(model, row, start)
-        _compare(masked[:start], plain[:start], "it gives other logits with a 4D mask and position ids than without")
-        if torch.equal(masked[start], plain[start]):
-            raise DisagreementError("it ignores a mask that lets a token attend to later ones")
-        block.append(masked[start:])
-    return Expected(rows, causal, block)
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Run uncached passes over single rows, by Transformers' own attention. Raise `DisagreementError` if a token's logits
+        change with what follows it, or the model does not follow a mask."""
+        generator = torch.Generator().manual_seed(1)
+        # The tokens [start + block] of each
+        self.rows = [torch.randint(1, 64, (start + _BLOCK,), generator=generator).to(model.device) for start in _START]
+        # For each, the logits [start + block, V] of a plain pass, and [block, V] of its block when all of it sees all of it
+        self.causal = [_plain(model, row) for row in self.rows]
+        self.block: list[Tensor] = []
+        for row, first, plain in zip(self.rows, _FIRST, self.causal, strict=True):
+            told = "the logits of a token change with the tokens that follow it"
+            _compare(_plain(model, row[:first]), plain[:first], told)
+        for row, start, plain in zip(self.rows, _START, self.causal, strict=True):
+            masked = _masked(model, row, start)
+            told = "it gives other logits with a 4D mask and position ids than without"
+            _compare(masked[:start], plain[:start], told)
+            if torch.equal(masked[start], plain[start]):
+                raise DisagreementError("it ignores a mask that lets a token attend to later ones")
+            self.block.append(masked[start:])
 
 
 def check_decoding(runner: Runner, expected: Expected) -> None:

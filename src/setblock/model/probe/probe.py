@@ -15,14 +15,7 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.model.attention.attention import AttentionPlan, planned, set_plan
-from setblock.model.probe.agreement import (
-    BATCH,
-    CAPACITY,
-    DisagreementError,
-    check_decoding,
-    check_training,
-    expected_logits,
-)
+from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, Expected, check_decoding, check_training
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
 from setblock.model.protocol.runtime import Runner
 from setblock.model.runners.forward import PaddedRunner
@@ -111,7 +104,7 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
     found = _run(lambda: run_text(small))
     if not float((found - wanted).norm()) <= _SAME * float(wanted.norm()):
         raise DisagreementError(f"its {implementation} attention gives other logits than its {own} attention")
-    expected = _run(lambda: expected_logits(small))
+    expected = _run(lambda: Expected(small))
     decoding = [replace(plan, grouped=way) for way in ways]
     plan = _first_right(
         small, decoding, lambda: check_decoding(PaddedRunner(small, rows=BATCH, capacity=CAPACITY), expected)
