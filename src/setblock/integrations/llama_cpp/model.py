@@ -3,12 +3,10 @@
 Knows what `setblock.model.protocol.runtime` asks for. Knows nothing of how a pass is decoded.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import warn
 from setblock.integrations.llama_cpp.library import ModelFile, library
@@ -18,26 +16,30 @@ from setblock.model.loading.gguf import end_of_text_in, facts_in, tokenizer_in
 from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.facts import SBDFacts
 
 
-@dataclass(eq=False)
 class LlamaModel:
     """Implement `LanguageModel` of `setblock.model.protocol.runtime`, which describes its attributes, by llama.cpp."""
 
-    path: Path
-    file: ModelFile
-    tokenizer: PreTrainedTokenizerBase
-    facts: SBDFacts | None
-    end_of_text_ids: tuple[int, ...]
-    options: LlamaOptions
     draft_text: DraftText | None = None
     device: ClassVar[torch.device] = torch.device("cpu")  # llama.cpp gives its logits there, whatever computes them
 
-    def __post_init__(self) -> None:
-        self.vocab_size = self.file.vocab_size
-        self.context_length = min(self.file.context_length, self.options.n_ctx or self.file.context_length)
-        empty = Context(self.file, self.options, cells=1, sequences=PROBED_SEQUENCES)
+    def __init__(self, path: Path, options: LlamaOptions) -> None:
+        """Load a file, with the errors of `load`."""
+        library()
+        check_gguf(path)
+        self.path, self.options, self.file = path, options, ModelFile(path, options)
+        metadata, self.vocab_size = self.file.metadata, self.file.vocab_size
+        self.facts = facts_in(metadata, path, vocab_size=self.vocab_size)
+        self.tokenizer = tokenizer_in(metadata, path)
+        ours = self.tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
+        if list(ours) != self.file.tokens_of(_SAMPLE):
+            warn(
+                f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own"
+            )
+        self.end_of_text_ids = end_of_text_in(metadata, path) or self.file.end_of_text_ids()
+        self.context_length = min(self.file.context_length, options.n_ctx or self.file.context_length)
+        empty = Context(self.file, options, cells=1, sequences=PROBED_SEQUENCES)
         self._own = own_sequence(empty, vocab_size=self.vocab_size)
 
     def runner(self, *, rows: int, capacity: int, branched: int = 0) -> LlamaRunner:
@@ -59,18 +61,6 @@ _SAMPLE = (
 def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
     """Load a GGUF file into llama.cpp, and warn where it was never trained for blocks. Raise `SetBlockError` if llama.cpp is
     not installed, or the file is missing, damaged, of a family that llama.cpp does not know, or can't be decoded in blocks."""
-    path, options = Path(path), options or LlamaOptions()
-    library()
-    check_gguf(path)
-    file = ModelFile(path, options)
-    facts = facts_in(file.metadata, path, vocab_size=file.vocab_size)
-    tokenizer = tokenizer_in(file.metadata, path)
-    ours = tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
-    if list(ours) != file.tokens_of(_SAMPLE):
-        warn(
-            f"{path}: setblock and llama.cpp split a text into different tokens; answers may differ from llama.cpp's own"
-        )
-    ends = end_of_text_in(file.metadata, path) or file.end_of_text_ids()
-    model = LlamaModel(path, file, tokenizer, facts=facts, end_of_text_ids=ends, options=options)
-    warn_if_untrained(str(path), facts)
+    model = LlamaModel(Path(path), options or LlamaOptions())
+    warn_if_untrained(str(model.path), model.facts)
     return model
