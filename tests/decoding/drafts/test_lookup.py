@@ -60,7 +60,7 @@ def _level(others: list[int], end: int, *, length: int) -> int:
     """How often the token at `end` follows the `length` tokens before it, in eighths: c of n times is c / (n + 1)."""
     run = others[end - length : end]
     after = [others[place] for place in range(length, len(others)) if others[place - length : place] == run]
-    return 8 * after.count(others[end]) // (len(after) + 1) if length <= end else 0
+    return 8 * after.count(others[end]) // (len(after) + 1)
 
 
 def test_another_text_is_copied_where_more_of_it_matches() -> None:
@@ -81,7 +81,7 @@ def test_another_text_is_copied_where_more_of_it_matches() -> None:
                 assert found.matched[row] == matched
                 assert found.token_ids[row].tolist() == [text[-1], *after]
                 places = [min(place + step, len(others) - 1) for step in range(1, 7)]
-                levels = [_level(others, each, length=LONGEST_MATCH) for each in places]
+                levels = [_level(others, each, length=min(each, LONGEST_MATCH)) for each in places]
                 expected = [_level(others, place, length=matched), *levels]
                 assert found.kinds[row, 1:].tolist() == [ELSEWHERE + level for level in expected]
             else:

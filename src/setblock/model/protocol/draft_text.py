@@ -47,7 +47,7 @@ class DraftText(NamedTuple):
 
     token_ids: Tensor  # [M] int64, the texts one after the other, each with an id that ends it
     levels: (
-        Tensor  # [M] int64, how often each token is the next one after the `LONGEST_MATCH` before it, in `LEVELS` parts
+        Tensor  # [M] int64, how often each token follows the `LONGEST_MATCH` before it, in `LEVELS` parts
     )
     runs: tuple[Runs, ...]  # of 1, 2, ... tokens
 

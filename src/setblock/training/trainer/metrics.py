@@ -57,8 +57,8 @@ class TokenCost:
         embeddings = {id(p) for p in model.get_input_embeddings().parameters()}
         operations = {id(p): (6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.ndim >= 2}
         # For a token that passes through the layers, and for a target, whose logits are computed
-        self.layers = sum(each for p, each in operations.items() if p not in of_head | embeddings)
-        self.head = sum(each for p, each in operations.items() if p in of_head)
+        self.layers: int = sum(each for p, each in operations.items() if p not in of_head | embeddings)
+        self.head: int = sum(each for p, each in operations.items() if p in of_head)
 
     def of(self, inputs: TrainingInputs) -> int:
         """Return the operations of a pass and its backward pass."""
