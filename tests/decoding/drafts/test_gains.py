@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -225,13 +226,23 @@ def test_a_token_is_worth_what_it_saves_of_a_batch_that_nobody_joins() -> None:
     for row in (2, 3):
         saved = seconds(passes) - seconds([each - (row == other) for other, each in enumerate(passes)])
         assert found[row] * of_all == pytest.approx(saved, rel=0.2)
-    assert found[:2] == [1, 1]
-    assert worths([60.0] * 4) == pytest.approx([1] * 4)
+    assert found[0] == found[1] > 1
+    assert worths([60.0] * 4, saved=1e6) == pytest.approx([1] * 4, rel=0.01)
     assert worths([0.0] * 4) == pytest.approx([1] * 4)  # others take their place
     assert worths([7.0]) == pytest.approx([1])
     # A lead of three passes is one that others make up for where drafts save many
     few, many = (worths([60.0, 57.0], saved)[1] for saved in (1.0, 100.0))
     assert few < 0.3 < 0.8 < many
+
+
+@pytest.mark.parametrize("count", [2, 8, 20])
+@pytest.mark.parametrize("saved", [9, 36])
+def test_the_last_of_many_rows_saves_less_than_all_do_on_average(count: int, saved: int) -> None:
+    """Rows whose drafts save them passes by chance: one more of each, on average, saves the last one less."""
+    chance = np.random.default_rng(0)
+    least, more = (chance.poisson(each, (200_000, count)).min(axis=1).mean() for each in (saved, saved + 1))
+    (worth, *_) = row_worths([100.0] * count, saved=saved, fixed=1.0, own=0.0)
+    assert worth == pytest.approx(more - least, abs=0.06)
 
 
 def test_a_row_with_a_good_draft_does_not_take_all_of_it_at_once() -> None:

@@ -50,8 +50,9 @@ class RowDrafts:
         places = max(0, size - 1)
         pairs = zip(self.expected.of(places), self.copied.of(places), strict=True)
         better = [max(_BETTER * each, each - copied) for each, copied in pairs]
-        passes = remaining / self.pace
-        return Prospects(self.chances.reached(kinds), better, self.size, waits, branches, passes, remaining - passes)
+        reached = self.chances.reached(kinds)
+        saved = remaining - remaining / max(self.pace, 1.0 + sum(reached), 1.0 + sum(better))
+        return Prospects(reached, better, self.size, waits, branches, remaining / self.pace, saved)
 
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, repeat
 from math import exp, sqrt
 from operator import mul
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -183,7 +184,7 @@ class Prospects(NamedTuple):
     waits: bool = False
     branches: int = 0  # how many there may be
     passes: float = 0.0  # how many more the row will need, about; 0 where another row takes its place then
-    saved: float = 0.0  # of its tokens, how many will need no pass of their own
+    saved: float = 0.0  # of its tokens, how many would need no pass of their own if all drafts were like this one
     worth: float = 1.0  # of one of its tokens, in tokens
 
     def trusted(self, trust: float, worth: float = 1.0) -> "Prospects":
@@ -208,14 +209,26 @@ def row_worths(passes: Sequence[float], *, saved: float, fixed: float, own: floa
     """Return the worth of a token of each row, in tokens.
 
     It saves its row's part of one pass. If nobody takes the place of a row that ends, it saves the rest of the pass only if no
-    other row runs for longer. So tokens of rows that end soon are worth less then. Those of rows that end last are worth no
-    more than elsewhere: most often there are several, and all of them must save a pass. `passes`: as in `Prospects`. `saved`:
-    how many passes drafts will save a row, about; so many differ by their square root, by chance. `fixed` and `own`: what a
-    pass costs without any row, and for each one."""
-    longest, by_chance = max(passes), max(1.0, sqrt(saved))
+    other row runs for longer. So tokens of rows that end soon are worth less then, and those of rows that end last more.
+
+    Where drafts save each of n rows s passes, give or take the square root of s, the last row saves about s - z sqrt(s). Here z
+    is how many standard deviations the greatest of n lies above the mean. One more of each saves 1 - z / (2 sqrt(s)).
+
+    Args:
+        passes: as in `Prospects`.
+        saved: s, about.
+        fixed, own: what a pass costs without any row, and for each one.
+    """
+    count, longest, by_chance = len(passes), max(passes), max(1.0, sqrt(saved))
     ends_last = [exp((each - longest) / by_chance) for each in passes]
-    mean, of_all = fixed / len(passes) + own, sum(ends_last)
-    return [min(1.0, (own + fixed * each / of_all) / mean) for each in ends_last]
+    mean, of_all = fixed / count + own, sum(ends_last)
+    if longest:
+        above = NormalDist().inv_cdf((count - 0.375) / (count + 0.25))  # Blom's approximation
+        fixed *= max(0.0, 1.0 - above / (2.0 * by_chance))
+    return [min(_MOST_WORTH, (own + fixed * each / of_all) / mean) for each in ends_last]
+
+
+_MOST_WORTH = 2.0  # tokens: which row ends last is a guess
 
 
 class Usual(NamedTuple):

@@ -46,9 +46,7 @@ class DraftText(NamedTuple):
     """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens."""
 
     token_ids: Tensor  # [M] int64, the texts one after the other, each with an id that ends it
-    levels: (
-        Tensor  # [M] int64, how often each token follows the `LONGEST_MATCH` before it, in `LEVELS` parts
-    )
+    levels: Tensor  # [M] int64, how often each token follows the `LONGEST_MATCH` before it, in `LEVELS` parts
     runs: tuple[Runs, ...]  # of 1, 2, ... tokens
 
     def to(self, device: torch.device) -> "DraftText":
