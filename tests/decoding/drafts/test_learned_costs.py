@@ -105,6 +105,17 @@ def test_prompts_say_what_many_tokens_cost_before_so_many_were_drafted() -> None
     assert plain == pytest.approx(1.05 * (0.05 + 32 * 0.0015), rel=0.1)
 
 
+def test_a_prompt_alone_does_not_make_drafts_seem_free() -> None:
+    """The first pass of a batch feeds prompts. The next one is decided by what was known before it."""
+    costs = LearnedCosts(free_tokens=48.0)
+    before = costs.seconds([20, 40], rows=20, cached=3000)
+    learn(costs, 1600, rows=20, cached=0, seconds=1.6, prompts=1600)
+    assert costs.seconds([20, 40], rows=20, cached=3000) == before
+    assert before[1] > 1.1 * before[0]
+    learn(costs, 20, rows=20, cached=3000, seconds=0.1)
+    assert costs.seconds([20], rows=20, cached=3000) == pytest.approx([0.1], rel=0.1)
+
+
 def test_a_step_beyond_some_size_is_learned() -> None:
     """As where kernels compute 32 tokens at a time: 58 ms for up to 32 tokens of 8 rows, and 19 ms more beyond."""
     costs = LearnedCosts(free_tokens=24.0)
