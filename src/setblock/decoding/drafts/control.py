@@ -191,8 +191,9 @@ class DraftControl:
 
             plain, (uneven, block) = seconds([in_pass])[0], model.extras()
             block = 0.0 if has_block else block
-            of_one = self._learned.get((kind, 0), model)  # passes of many rows say little of it
-            alone = of_one.seconds([computed(1)], rows=1, cached=cached // in_pass)[0]
+            one_row = self._learned.get((kind, 0))  # passes of many rows say little of one
+            one_row = one_row if one_row and one_row.num_passes else model
+            alone = one_row.seconds([computed(1)], rows=1, cached=cached // in_pass)[0]
             own = max(0.0, plain - alone) / max(1, in_pass - 1)
             saved = sum(row.saved for row in rows) / len(rows)
             fixed = max(0.0, plain - in_pass * own)
