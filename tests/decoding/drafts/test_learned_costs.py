@@ -116,6 +116,15 @@ def test_a_prompt_alone_does_not_make_drafts_seem_free() -> None:
     assert costs.seconds([20], rows=20, cached=3000) == pytest.approx([0.1], rel=0.1)
 
 
+def test_costs_are_learned_where_every_pass_has_a_prompt() -> None:
+    """As in a busy server: 32 rows decode in each pass, with a part of a prompt."""
+    costs = LearnedCosts(free_tokens=48.0)
+    for _ in range(8):
+        learn(costs, 32 + 512, rows=33, cached=5000, seconds=0.9, prompts=512)
+    assert costs.num_passes == 8
+    assert costs.seconds([544], rows=33, cached=5000) == pytest.approx([0.9], rel=0.2)
+
+
 def test_a_step_beyond_some_size_is_learned() -> None:
     """As where kernels compute 32 tokens at a time: 58 ms for up to 32 tokens of 8 rows, and 19 ms more beyond."""
     costs = LearnedCosts(free_tokens=24.0)

@@ -105,7 +105,8 @@ class LearnedCosts:
         """Take the time of a pass into account: soon, and at once if its size is new and the time is not what was expected."""
         size = -(-timed.tokens // _OF_A_SIZE)
         weight = (1.0 if self._sizes[size] else _FIRST_OF_A_SIZE) * (_WITH_PROMPTS if timed.prompts else 1.0)
-        if timed.prompts and self.num_passes == 0:  # prompts alone say nothing of what a pass takes for being one
+        is_of_prompts = timed.prompts > max(0, timed.tokens - _OF_A_SIZE)  # but for what fills it up
+        if is_of_prompts and self.num_passes == 0:  # prompts alone say nothing of what a pass takes for being one
             self._recent.append((timed, weight))
             return
         self._sizes[size] += 1
