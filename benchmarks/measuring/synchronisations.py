@@ -53,7 +53,7 @@ class Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # i
         self.counts: Counter[str] = Counter()
         self._products = 0
         self._begun: dict[int, int] = {}  # copies for the host: how many products there were before
-        self._is_late = False
+        self._is_reading = False
 
     @property
     def total(self) -> int:
@@ -65,20 +65,22 @@ class Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # i
         plain, begin, read = torch.Tensor.tolist, HostCopy.__init__, HostCopy.read
 
         def tolist(tensor: torch.Tensor) -> Any:
-            if not self._is_late:
+            if not self._is_reading:
                 self.counts[asker()] += 1
             return plain(tensor)
 
-        def begin_copy(copy: HostCopy, values: torch.Tensor) -> None:
+        def begin_copy(copy: HostCopy, *tables: torch.Tensor) -> None:
             self._begun[id(copy)] = self._products
-            begin(copy, values)
+            begin(copy, *tables)
 
         def read_copy(copy: HostCopy) -> Any:
-            self._is_late = self._products > self._begun.pop(id(copy), self._products)
+            if self._products <= self._begun.pop(id(copy), self._products):
+                self.counts[asker()] += 1
+            self._is_reading = True
             try:
                 return read(copy)
             finally:
-                self._is_late = False
+                self._is_reading = False
 
         self._patches: list[Any] = [
             patch.object(torch.Tensor, "tolist", tolist),

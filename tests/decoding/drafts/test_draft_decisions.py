@@ -200,7 +200,7 @@ def test_trust_returns_where_nothing_is_drafted() -> None:
     for _ in range(40):
         decided(control, 8, size=0, kinds=[COPIED])
         if control.resting:
-            control.rest([DraftChoice(1, 0)] * 8)
+            control.rest_quietly(8)
         trust.append(control._gain_here.trust)
     assert trust[0] < 0.15
     assert trust == sorted(trust)
@@ -239,11 +239,16 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
     for _ in range(2):
         assert not dear.resting
         assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 32
-    passes = 0
+    passes, gained, spent = 0, dear._gain_here.gained, dear._gain_here.spent
     while dear.resting:
-        assert dear.rest([DraftChoice(1, 0)] * 32) == [DraftChoice(0, 0)] * 32
+        assert not dear.looks
+        assert dear.rest_quietly(32) == [DraftChoice(0, 0)] * 32
         passes += 1
     assert passes > 1
+    assert dear.looks
+    # Each row got a token, and took the time of one
+    after = dear._gain_here
+    assert (after.gained, after.spent) == pytest.approx((gained + 32 * passes, spent + 32 * passes))
     dear.costs = GivenCosts(free)
     assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 32
     assert dear.resting  # so many took all that the next passes do, too

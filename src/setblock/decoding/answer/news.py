@@ -5,7 +5,7 @@ Knows states and steps. Knows nothing of models or text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Any
 
 import torch
 
@@ -47,31 +47,29 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
     """Return the news of all rows after a step. Waits for the device, once."""
     read, record = step.reading, state.record
     assert record is not None
-    width = 2 * state.terms.block_width  # of a draft that was checked and the block behind it
-    window = (read.since[:, None] + state.columns[:width]).clamp(max=state.tokens.shape[1] - 1)
+    size, plan = state.terms.block_width, read.plan
+    # A draft that was checked, and the block behind it. A pass that may not draft leaves the rest of a block as it was
+    width, changed = (size, 2 * size) if state.may_draft else (plan.width, plan.checked + 1 + plan.width)
+    window = (read.since[:, None] + state.columns[:changed]).clamp(max=state.tokens.shape[1] - 1)
     cache, answer = state.cache, state.answer
     scalars = (
         *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, read.since, record.number),
         *(read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
     )
     parts = [
-        span_columns(state, fuses_commit=read.plan.fuses_commit, with_drafts=True),
+        span_columns(state, fuses_commit=plan.fuses_commit, with_drafts=True),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
-        *(step.positions, step.revealed, step.token_ids, step.entropy[:, : state.terms.block_width].double()),
+        *(each[:, :width] for each in (step.positions, step.revealed, step.token_ids)),
+        step.entropy[:, :width].double(),
     ]
     if (check := read.check) is not None:
-        entropy = step.entropy[:, state.terms.block_width :].double()
-        parts += (check.positions, check.replaced, check.token_ids, entropy)
-    widths = [part.shape[1] for part in parts]
-    rows = HostCopy(torch.cat(parts, dim=1)).read()  # float64 holds each of these numbers as it is
-    ends = list(accumulate(widths))
-    return [_row_news([row[end - width : end] for width, end in zip(widths, ends, strict=True)]) for row in rows]
+        parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:].double())
+    return [_row_news(*row) for row in zip(*HostCopy(*parts).read(), strict=True)]
 
 
-def _row_news(parts: list[list[float]]) -> RowNews:
-    of_span, scalars, tokens, *revealing = parts
-    prefilled, finished, failed, text_end, answer_end, since, number, is_prefill, commits, start = map(int, scalars)
+def _row_news(of_span: list[int], scalars: list[int], tokens: list[int], *revealing: list[Any]) -> RowNews:
+    prefilled, finished, failed, text_end, answer_end, since, number, is_prefill, commits, start = scalars
     kind: Kind = "prefill" if is_prefill else "commit" if commits else "block"
     return RowNews(
         number=number,
@@ -84,14 +82,14 @@ def _row_news(parts: list[list[float]]) -> RowNews:
         failed=bool(failed),
         text_end=text_end,
         answer_end=answer_end,
-        tokens=[int(each) for each in tokens],
+        tokens=tokens,
         tokens_start=since,
     )
 
 
-def _reveals(columns: list[list[float]], start: int) -> list[Reveal]:
+def _reveals(columns: Sequence[list[Any]], start: int) -> list[Reveal]:
     return [
-        Reveal(int(position) - start, int(token_id), entropy)
+        Reveal(position - start, token_id, entropy)
         for position, where, token_id, entropy in zip(*columns, strict=True)
         if where
     ]

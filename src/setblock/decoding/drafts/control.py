@@ -64,9 +64,10 @@ _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is f
 _RECENT = 12.0  # passes that count for a row's pace
 _PLAIN = 32  # plain passes whose gain counts a priori
 _ROW_DRAFTS, _MODEL_DRAFTS = 16.0, 256.0  # that count for what a row's drafts are like, and those of a model
-# Rows that all refused what they were offered, or nearly all took it, and the passes that then do so, too. So many rows that
-# take all make up for one that does not
-_REFUSED, _TAKEN, _REST, _ODD = 64, 32, 3, 9
+# Rows that all refused what they were offered, or nearly all took it, before passes rest. So many rows that take all make up
+# for one that does not
+_REFUSED, _TAKEN, _ODD = 64, 32, 9
+_LONGEST_REST = 7  # passes that then do so without a decision; the first time about half as many
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 
@@ -78,6 +79,9 @@ class DraftControl:
     # How many passes follow that take nothing, or all that is offered, without a decision: where that was decided for many rows
     # one after another. To decide, and to look for drafts that are refused, takes time too
     resting: int = 0
+    is_quiet: bool = (
+        False  # whether the last pass took nothing without a decision, so that nothing is to be learned from it
+    )
     clock: PassClock = field(default_factory=PassClock)  # what times passes
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=lambda: ExpectedDraft(memory=_MODEL_DRAFTS))
@@ -176,7 +180,7 @@ class DraftControl:
             has_block: whether other rows are fed a future block.
             computed: returns how many tokens a pass computes that is fed so many.
         """
-        count = len(rows) + others
+        count, self.is_quiet = len(rows) + others, False
         self._here = kind, _load_of(count)
         here = self._gain_here
         offered = [DraftChoice(len(each.reached), each.size) for each in rows]
@@ -224,7 +228,9 @@ class DraftControl:
         here.refused = 0 if any(each.tokens for each in chosen) else here.refused + some
         whole = sum(choice == offer for choice, offer in zip(chosen, offered, strict=True) if offer.tokens)
         here.taken = min(_TAKEN, max(0, here.taken + whole - _ODD * (some - whole)))
-        self.resting = _REST if here.refused >= _REFUSED or here.taken >= _TAKEN else 0
+        rests = here.refused >= _REFUSED or here.taken >= _TAKEN
+        here.rest = min(2 * here.rest + 1, _LONGEST_REST) if rests else 1
+        self.resting = here.rest if rests else 0
         return chosen
 
     @property
@@ -232,11 +238,19 @@ class DraftControl:
         """Return whether the next pass may take a draft."""
         return not self.resting or self._gain_here.taken > 0
 
-    def rest(self, offered: Sequence[DraftChoice]) -> list[DraftChoice]:
-        """Return what rows are fed besides their next tokens in a pass that nothing is decided for: nothing, or all that is
-        `offered`, as in the last one that was decided."""
-        chosen = list(offered) if self.looks else [DraftChoice(0, 0)] * len(offered)
-        self.resting -= 1
+    def rest(self, offered: list[DraftChoice]) -> list[DraftChoice]:
+        """Return what rows are fed besides their next tokens in a pass that nothing is decided for: all that is `offered`, as
+        in the last one that was decided."""
+        self.resting, self.is_quiet = self.resting - 1, False
+        self._count(offered)
+        return offered
+
+    def rest_quietly(self, count: int) -> list[DraftChoice]:
+        """Return what so many rows are fed in a pass that nothing is decided for: nothing, as in the last one that was. It
+        gives each row one token, and nothing else is to be learned from it."""
+        self.resting, self.is_quiet = self.resting - 1, True
+        here, chosen = self._gain_here, [DraftChoice(0, 0)] * count
+        here.gained += count
         self._count(chosen)
         return chosen
 
@@ -285,18 +299,20 @@ def decided_spans(
     as pays. Does not wait for the device. `drafts`: of each row; None where nothing is decided. `spans`: what a full pass
     feeds. `is_closed`: whether nobody takes the place of a row that ends."""
     for known, span in zip(drafts, spans, strict=True):
-        if known is not None and not span.is_prefill:
+        if known is not None and known.fed is not None and not span.is_prefill:
             control.observe(known, span)
     pairs = enumerate(zip(drafts, spans, strict=True))
     deciding = {row: known for row, (known, span) in pairs if known is not None and checks_draft(span)}
     if not deciding:
         return list(spans)
-    found, terms = list(spans), state.terms.rows
-    offered = [_offered(spans[row], terms[row], has_blocks=state.terms.facts is not None) for row in deciding]
+    found, terms, has_blocks = list(spans), state.terms.rows, state.terms.facts is not None
     is_fixed = runner.fixed_keys is not None
-    if control.resting and not is_fixed:
-        chosen = control.rest(offered)
+    if control.resting and not is_fixed and not control.looks:
+        chosen = control.rest_quietly(len(deciding))
+    elif control.resting and not is_fixed:
+        chosen = control.rest([_offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding])
     else:
+        offered = [_offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding]
         fed = [span for span in spans if span.tokens]
         others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
         widths: list[int] | None = None
@@ -326,9 +342,12 @@ def decided_spans(
             computed=runner.computed,
         )
     for (row, known), choice in zip(deciding.items(), chosen, strict=True):
-        whole, is_cut = spans[row], choice.drafted < spans[row].drafted
+        whole, known.left = spans[row], None
+        if choice.tokens == 0 and whole.tokens == 1 and runner.fuses_commit:
+            continue  # nothing is there to be cut
         found[row] = _with_choice(whole, choice, terms[row], fuses_commit=runner.fuses_commit)
-        known.left = (whole.kinds[choice.drafted], whole.token_ids[1 + choice.drafted]) if is_cut else None
+        if choice.drafted < len(whole.kinds):
+            known.left = whole.kinds[choice.drafted], whole.token_ids[1 + choice.drafted]
     return found
 
 

@@ -88,8 +88,11 @@ def absorb(
     width = feed.plan.width
     entropy, confidence = (each[:, :width] for each in reading.certainty)
     revealed = state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width]
-    block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
-    selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
+    if width == 1 and not state.terms.has_sbd:  # one place of exact rows is next-token decoding's
+        selection = Selection(reading.candidates)
+    else:
+        block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
+        selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
     if state.record is not None and state.terms.num_alternatives is not None:

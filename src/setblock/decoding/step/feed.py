@@ -32,20 +32,21 @@ def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
 
 def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
     """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2k] where drafts vary in length:
-    `with_drafts`, the kinds of drafted tokens, that of a copy in the first one's place, and the tokens."""
+    `with_drafts`, the kinds of drafted tokens, that of a copy in the first one's place, and the tokens. A pass that may not
+    draft leaves none."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
     stacked = torch.stack(columns, dim=1)
-    if not (with_drafts and state.terms.adapts_drafts):
+    if not (with_drafts and state.may_draft and state.terms.adapts_drafts):
         return stacked
     drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[: state.terms.block_width])
     return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
-def span_of(row: Sequence[float]) -> Span:
+def span_of(row: Sequence[int]) -> Span:
     """Return the span that a row of `span_columns` describes."""
-    start, end, block_start, prefill_end, stop_end, is_finished, *draft = map(int, row)
+    start, end, block_start, prefill_end, stop_end, is_finished, *draft = row
     end = start if is_finished else end
     span = Span(start, end, block_start, is_prefill=start < min(end, prefill_end), stop_end=stop_end)
     if span.is_prefill or not draft:
@@ -54,17 +55,37 @@ def span_of(row: Sequence[float]) -> Span:
     return span._replace(kinds=tuple(kinds[1:known]), token_ids=tuple(token_ids[:known]), copied=kinds[0])
 
 
-def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
-    """Return the spans with no more of each prompt than one pass is fed.
+def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_tokens: float | None) -> list[Span]:
+    """Return the spans with no more of the prompts than one pass is fed.
 
     As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded, for other kernels.
+    Then, where passes have padding, prompts of about one length are fed together, the longest first, and nothing else.
+    `free_tokens`: what a further pass costs, in tokens; None where passes have no padding.
     """
     chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
-    fills = [span.is_prefill and span.tokens >= chunk for span, chunk in zip(spans, chunks, strict=True)]
-    if not any(fills):
-        return list(spans)
-    ends = [span.start + (chunk if fill else 0) for span, chunk, fill in zip(spans, chunks, fills, strict=True)]
+    prompts = [row for row, span in enumerate(spans) if span.is_prefill]
+    fed = {row for row in prompts if spans[row].tokens >= chunks[row]}
+    if not fed:
+        if free_tokens is None or not prompts:
+            return list(spans)
+        prompts.sort(key=lambda row: spans[row].tokens, reverse=True)
+        fed = set(prompts[: _alike([spans[row].tokens for row in prompts], free_tokens=free_tokens)])
+    ends = [span.start + (min(span.tokens, chunks[row]) if row in fed else 0) for row, span in enumerate(spans)]
     return [span._replace(end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+
+
+def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
+    """Return how many of the longest prompts the next pass is best fed, if each pass pads them to the longest one of it.
+    `lengths`: their tokens, descending. `free_tokens`: what a further pass costs, in tokens."""
+    count, costs = len(lengths), [0.0]  # of feeding the last 0, 1, 2, ...
+    together = 0
+    for first in reversed(range(count)):
+        cost, together = min(
+            (free_tokens + lengths[first] * size + costs[count - first - size], size)
+            for size in range(1, count - first + 1)
+        )
+        costs.append(cost)
+    return together
 
 
 def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
