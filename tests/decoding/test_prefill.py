@@ -18,7 +18,7 @@ from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import RowTerms
-from setblock.decoding.step.feed import in_parts
+from setblock.decoding.step.feed import prompts_in_parts
 from setblock.model.protocol.runtime import Feed, Span
 
 LENGTHS = (3, 40, 17, 64)
@@ -96,7 +96,7 @@ def test_prompts_of_like_lengths_are_fed_together_for_the_least_work(seed: int) 
     decoding, work = Span(300, 301, 301, is_prefill=False), 0.0
     left = [Span(0, length, length, is_prefill=True) for length in lengths]
     while any(span.tokens for span in left):
-        *fed, waiting = in_parts([*left, decoding], terms, free_tokens=free_tokens)
+        *fed, waiting = prompts_in_parts([*left, decoding], terms, free_tokens=free_tokens)
         assert waiting.tokens == 0  # it would be padded
         assert waiting.is_cut
         assert all(span.tokens == (0 if span.is_cut else whole.tokens) for span, whole in zip(fed, left, strict=True))

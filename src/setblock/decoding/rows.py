@@ -22,7 +22,15 @@ from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.choice import Policy
-from setblock.decoding.step.feed import in_parts, next_feed, next_spans, plan_pass, span_columns, span_of, spans_ahead
+from setblock.decoding.step.feed import (
+    next_feed,
+    next_spans,
+    plan_pass,
+    prompts_in_parts,
+    span_columns,
+    span_of,
+    spans_ahead,
+)
 from setblock.devices import HostCopy
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, Runner, Span, as_it_is, pass_kind
 
@@ -88,14 +96,19 @@ class Rows:
         return Rows.joined([self, rest])
 
     @torch.inference_mode()
+    def whole_spans(self, runner: Runner) -> list[Span]:
+        """Return what a full next pass feeds each row, or what `spans` has said already."""
+        if self.next_spans is None:
+            self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
+        return self.next_spans
+
+    @torch.inference_mode()
     def spans(self, runner: Runner) -> list[Span]:
         """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
         for the device unless news were read."""
-        if self.next_spans is None:
-            self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
+        whole, control = self.whole_spans(runner), control_of(self.model)
         if self.is_decided or not self.state.terms.adapts_drafts:
-            return self.next_spans
-        whole, control = self.next_spans, control_of(self.model)
+            return whole
         spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
         pairs = list(zip(spans, whole, strict=True))
         is_changed = any(span is not full and span[:3] != full[:3] for span, full in pairs)
@@ -223,8 +236,12 @@ class OpenBatch(Rows):
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     def _spans(self) -> list[Span]:
-        free_tokens = control_of(self.model).free_tokens if self.runner.pads else None
-        return in_parts(self.spans(self.runner), self.state.terms.rows, free_tokens=free_tokens)
+        """Return what the next pass is fed: prompts, until all are in the cache, and then what `spans` says."""
+        whole, runner = self.whole_spans(self.runner), self.runner
+        if not any(span.is_prefill for span in whole):
+            return self.spans(runner)
+        free_tokens = control_of(self.model).free_tokens if runner.pads else None
+        return prompts_in_parts(whole, self.state.terms.rows, free_tokens=free_tokens)
 
     def run(self) -> None:
         """Decode to the end, where nobody looks at the steps. Answers are the same as with `steps`.

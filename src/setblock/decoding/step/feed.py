@@ -55,21 +55,20 @@ def span_of(row: Sequence[int]) -> Span:
     return span._replace(kinds=tuple(kinds[1:known]), token_ids=tuple(token_ids[:known]), copied=kinds[0])
 
 
-def in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_tokens: float | None) -> list[Span]:
-    """Return the spans with no more of the prompts than one pass is fed.
+def prompts_in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_tokens: float | None) -> list[Span]:
+    """Return the spans with no more of the prompts than one pass is fed, and nothing else. At least one feeds a prompt.
 
     As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded, for other kernels.
-    Then, where passes have padding, prompts of about one length are fed together, the longest first, and nothing else.
-    `free_tokens`: what a further pass costs, in tokens; None where passes have no padding.
+    Then, where passes have padding, prompts of about one length are fed together, the longest first. `free_tokens`: what a
+    further pass costs, in tokens; None where passes have no padding.
     """
     chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
     prompts = [row for row, span in enumerate(spans) if span.is_prefill]
     fed = {row for row in prompts if spans[row].tokens >= chunks[row]}
     if not fed:
-        if free_tokens is None or not prompts:
-            return list(spans)
         prompts.sort(key=lambda row: spans[row].tokens, reverse=True)
-        fed = set(prompts[: _alike([spans[row].tokens for row in prompts], free_tokens=free_tokens)])
+        lengths = [spans[row].tokens for row in prompts]
+        fed = set(prompts if free_tokens is None else prompts[: _alike(lengths, free_tokens=free_tokens)])
     ends = [span.start + (min(span.tokens, chunks[row]) if row in fed else 0) for row, span in enumerate(spans)]
     return [span._replace(end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
 
