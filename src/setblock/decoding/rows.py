@@ -111,7 +111,7 @@ class Rows:
             return whole
         spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
         pairs = list(zip(spans, whole, strict=True))
-        is_changed = any(span is not full and span[:3] != full[:3] for span, full in pairs)
+        is_changed = any((span.end, span.block_start) != (full.end, full.block_start) for span, full in pairs)
         if is_changed or not runner.fuses_commit:
             cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in pairs]
             self.state.shorten_drafts(cut, [span.fed_size for span in spans])
@@ -123,10 +123,10 @@ class Rows:
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
         """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
-        is_guided = bool(self.policy.companions.constrained)
-        plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=is_guided)
+        whole_blocks = bool(self.policy.companions.constrained)
+        plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
-        self.state.may_draft = plan.is_fixed or control.looks or is_guided or None in self.drafts
+        self.state.may_draft = is_ahead or plan.is_fixed or control.looks or None in self.drafts
         if not (is_ahead or control.is_quiet):
             for row, span in zip(self.drafts, spans, strict=True):
                 if row is not None and checks_draft(span):
@@ -211,7 +211,7 @@ def _timed(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
     return TimedPass(
         kind=pass_kind(runner),
         tokens=runner.computed(rows * width if is_padded else sum(span.tokens for span in fed)),
-        rows=rows,
+        rows=plan.batch if all(span.is_prefill for span in fed) else rows,
         cached=sum(span.start for span in fed),
         uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),
         has_block=plan.branches > 0 or any(span.in_block for span in fed),
@@ -235,11 +235,12 @@ class OpenBatch(Rows):
             yield self.step(self.runner, spans)
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
-    def _spans(self) -> list[Span]:
-        """Return what the next pass is fed: prompts, until all are in the cache, and then what `spans` says."""
+    def _spans(self, *, decides: bool = True) -> list[Span]:
+        """Return what the next pass is fed: prompts, until all are in the cache, and then what `spans` says, or, unless it
+        `decides`, as much as can be."""
         whole, runner = self.whole_spans(self.runner), self.runner
         if not any(span.is_prefill for span in whole):
-            return self.spans(runner)
+            return self.spans(runner) if decides else whole
         free_tokens = control_of(self.model).free_tokens if runner.pads else None
         return prompts_in_parts(whole, self.state.terms.rows, free_tokens=free_tokens)
 
@@ -254,8 +255,8 @@ class OpenBatch(Rows):
                 pass
             return
         spans: list[Span] = []
-        while not spans or any(span.is_cut for span in spans):  # a prompt may take several passes
-            spans = self._spans()
+        while not spans or any(span.is_cut for span in spans):  # prompts may take several passes, while other rows wait
+            spans = self._spans(decides=False)
             self.step(self.runner, spans)
         copied, passes = self._copied_columns(), 0
         while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):

@@ -200,7 +200,7 @@ def test_trust_returns_where_nothing_is_drafted() -> None:
     for _ in range(40):
         decided(control, 8, size=0, kinds=[COPIED])
         if control.resting:
-            control.rest_quietly(8)
+            control.rest_quietly([control.new_row()] * 8)
         trust.append(control._gain_here.trust)
     assert trust[0] < 0.15
     assert trust == sorted(trust)
@@ -240,12 +240,15 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
         assert not dear.resting
         assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 32
     passes, gained, spent = 0, dear._gain_here.gained, dear._gain_here.spent
+    rows = [dear.new_row() for _ in range(32)]
+    rows[0].pace = 3.0
     while dear.resting:
         assert not dear.looks
-        assert dear.rest_quietly(32) == [DraftChoice(0, 0)] * 32
+        assert dear.rest_quietly(rows) == [DraftChoice(0, 0)] * 32
         passes += 1
     assert passes > 1
     assert dear.looks
+    assert rows[0].pace < 2.9
     # Each row got a token, and took the time of one
     after = dear._gain_here
     assert (after.gained, after.spent) == pytest.approx((gained + 32 * passes, spent + 32 * passes))

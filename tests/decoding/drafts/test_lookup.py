@@ -9,9 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_model, tiny_sbd
+from given_costs import GivenControl, GivenCosts, by_token
 from naive import _most_often, full_logits, naive_exact
-from setblock.decoding.drafts.gains import ELSEWHERE
+from setblock.decoding.drafts.gains import COPIED, ELSEWHERE
 from setblock.decoding.drafts.lookup import copied
+from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
@@ -129,6 +131,22 @@ def test_text_that_repeats_itself_takes_few_passes(untrained: SBDModel, prompts:
     (answer,) = answers(untrained, [prompts[0]], [settings])
     assert answer.num_tokens == NEW
     assert answer.passes.decoding <= 3 + NEW // 8
+
+
+def test_drafts_that_are_refused_are_learned_of_all_the_same(untrained: SBDModel, prompts: list[list[int]]) -> None:
+    """They do not pay, so passes rest. But when one decides, the next one shows whether the refused token was right."""
+    with torch.no_grad():
+        untrained.model.get_output_embeddings().weight.zero_()
+    untrained.draft_control = control = GivenControl(GivenCosts(by_token))
+    batch = open_batch(untrained, prompts, [DecodingSettings(method="exact", block_size=8, max_new_tokens=60)] * 3)
+    seen, rested = [], 0
+    for _ in batch.steps():
+        rested += control.is_quiet
+        seen.append(sum(control._chances._all))
+    assert rested > 15
+    assert all(each.drafted == 0 for each in map(batch.generation, range(3)))
+    assert seen[-1] > seen[len(seen) // 2] + 3
+    assert control._chances[COPIED + 3] > 0.8
 
 
 def test_an_answer_that_another_text_has_takes_few_passes(untrained: SBDModel, prompts: list[list[int]]) -> None:

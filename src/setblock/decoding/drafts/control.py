@@ -79,9 +79,8 @@ class DraftControl:
     # How many passes follow that take nothing, or all that is offered, without a decision: where that was decided for many rows
     # one after another. To decide, and to look for drafts that are refused, takes time too
     resting: int = 0
-    is_quiet: bool = (
-        False  # whether the last pass took nothing without a decision, so that nothing is to be learned from it
-    )
+    # Whether this pass takes nothing without a decision, so that nothing is to be learned from it
+    is_quiet: bool = False
     clock: PassClock = field(default_factory=PassClock)  # what times passes
     _chances: Chances = field(default_factory=lambda: Chances(memory=500.0))
     _expected: ExpectedDraft = field(default_factory=lambda: ExpectedDraft(memory=_MODEL_DRAFTS))
@@ -245,12 +244,14 @@ class DraftControl:
         self._count(offered)
         return offered
 
-    def rest_quietly(self, count: int) -> list[DraftChoice]:
-        """Return what so many rows are fed in a pass that nothing is decided for: nothing, as in the last one that was. It
-        gives each row one token, and nothing else is to be learned from it."""
+    def rest_quietly(self, rows: Sequence[RowDrafts]) -> list[DraftChoice]:
+        """Return what rows are fed in a pass that nothing is decided for: nothing, as in the last one that was. It gives each
+        row one token, and nothing else is to be learned from it."""
         self.resting, self.is_quiet = self.resting - 1, True
-        here, chosen = self._gain_here, [DraftChoice(0, 0)] * count
-        here.gained += count
+        here, chosen = self._gain_here, [DraftChoice(0, 0)] * len(rows)
+        here.gained += len(rows)
+        for row in rows:
+            row.pace += (1.0 - row.pace) / _RECENT
         self._count(chosen)
         return chosen
 
@@ -307,12 +308,13 @@ def decided_spans(
         return list(spans)
     found, terms, has_blocks = list(spans), state.terms.rows, state.terms.facts is not None
     is_fixed = runner.fixed_keys is not None
-    if control.resting and not is_fixed and not control.looks:
-        chosen = control.rest_quietly(len(deciding))
-    elif control.resting and not is_fixed:
-        chosen = control.rest([_offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding])
+    rests = control.resting > 0 and not is_fixed
+    offered = [
+        _offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding if control.looks or not rests
+    ]
+    if rests:
+        chosen = control.rest(offered) if control.looks else control.rest_quietly(list(deciding.values()))
     else:
-        offered = [_offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding]
         fed = [span for span in spans if span.tokens]
         others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
         widths: list[int] | None = None

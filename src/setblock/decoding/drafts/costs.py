@@ -48,7 +48,7 @@ class TimedPass(NamedTuple):
 
     kind: str  # the name of the kind of pass
     tokens: int  # that it computed, padding included
-    rows: int  # that took part
+    rows: int  # that took part; where only prompts were fed, all rows of the batch, for these will decode
     cached: int  # positions that they had in the cache together
     uneven: int  # `unevenness` of its rows, those that were fed a prompt left out
     has_block: bool  # whether any row was fed a future block

@@ -31,17 +31,18 @@ def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
 
 
 def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
-    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2k] where drafts vary in length:
-    `with_drafts`, the kinds of drafted tokens, that of a copy in the first one's place, and the tokens. A pass that may not
-    draft leaves none."""
+    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2 n] where drafts vary in length:
+    `with_drafts`, the kinds of n drafted tokens, that of a copy in the first one's place, and the tokens. n is k, or 1 where
+    the last pass could not draft: that token is certain, and says whether what was left unchecked was right."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
     stacked = torch.stack(columns, dim=1)
-    if not (with_drafts and state.may_draft and state.terms.adapts_drafts):
+    if not (with_drafts and state.terms.adapts_drafts):
         return stacked
-    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[: state.terms.block_width])
-    return torch.cat([stacked, state.block.kinds, drafted], dim=1)
+    count = state.terms.block_width if state.may_draft else 1
+    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[:count])
+    return torch.cat([stacked, state.block.kinds[:, :count], drafted], dim=1)
 
 
 def span_of(row: Sequence[int]) -> Span:
@@ -76,8 +77,8 @@ def prompts_in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_t
 def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
     """Return how many of the longest prompts the next pass is best fed, if each pass pads them to the longest one of it.
     `lengths`: their tokens, descending. `free_tokens`: what a further pass costs, in tokens."""
-    count, costs = len(lengths), [0.0]  # of feeding the last 0, 1, 2, ...
-    together = 0
+    count, together = len(lengths), 0
+    costs = [0.0]  # of feeding the last 0, 1, 2, ...
     for first in reversed(range(count)):
         cost, together = min(
             (free_tokens + lengths[first] * size + costs[count - first - size], size)
