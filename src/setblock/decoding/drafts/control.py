@@ -309,11 +309,12 @@ def decided_spans(
     found, terms, has_blocks = list(spans), state.terms.rows, state.terms.facts is not None
     is_fixed = runner.fixed_keys is not None
     rests = control.resting > 0 and not is_fixed
-    offered = [
-        _offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding if control.looks or not rests
-    ]
-    if rests:
-        chosen = control.rest(offered) if control.looks else control.rest_quietly(list(deciding.values()))
+    is_quiet = rests and not control.looks  # then nobody asks what is offered
+    offered = [] if is_quiet else [_offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding]
+    if is_quiet:
+        chosen = control.rest_quietly(list(deciding.values()))
+    elif rests:
+        chosen = control.rest(offered)
     else:
         fed = [span for span in spans if span.tokens]
         others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]

@@ -33,7 +33,7 @@ class Span(NamedTuple):
     end: int  # the position past the last; `start` where the row is fed nothing
     block_start: int  # those from here on are fed as a block, those before it causally
     is_prefill: bool  # whether it feeds a prompt, which may be cut, or what was evicted
-    is_cut: bool = False  # whether a part of the prompt is left for later passes
+    is_cut: bool = False  # whether something is left for later passes: a part of the prompt, or all where a row waits
     stop_end: int = 0  # where the answer would end if this draft is right
     kinds: tuple[int, ...] = ()  # of the drafted tokens behind the first, where drafts vary in length
     token_ids: tuple[int, ...] = ()  # the certain token at `start` and the drafted ones, where drafts vary in length
