@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from setblock.decoding.drafts.control import DraftControl
 from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
+from setblock.decoding.drafts.gains import DraftChoice
 
 
 class GivenCosts(LearnedCosts):
@@ -46,3 +47,13 @@ def free(tokens: int, rows: int) -> float:
 def by_token(tokens: int, rows: int) -> float:
     """No draft is worth it."""
     return float(tokens)
+
+
+def gain_of(control: DraftControl) -> float:
+    """How many times as many tokens as plain passes recent ones have given."""
+    return control._gain_here.gained / control._gain_here.spent
+
+
+def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[DraftChoice]:
+    prospects = [control.new_row().prospects(kinds, size, waits=False) for _ in range(rows)]
+    return control.decide(prospects, "any", others=0, prompts=0, padded_rows=rows, cached=0)

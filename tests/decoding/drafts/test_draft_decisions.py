@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from given_costs import GivenControl, GivenCosts, by_token, free, on_a_cpu
+from given_costs import GivenControl, GivenCosts, by_token, decided, gain_of, on_a_cpu
 from setblock.decoding.drafts.control import DraftControl
 from setblock.decoding.drafts.costs import LearnedCosts, TimedPass
 from setblock.decoding.drafts.gains import (
@@ -31,16 +31,6 @@ def was_fed(kinds: Sequence[int], *, block: int = 0) -> Span:
 def stands_at(position: int, kinds: Sequence[int] = (), *, copied: int = 0) -> Span:
     """Where a row stands after its pass, with drafts of these kinds."""
     return Span(position, position, position, is_prefill=False, kinds=tuple(kinds), copied=copied)
-
-
-def gain_of(control: DraftControl) -> float:
-    """How many times as many tokens as plain passes recent ones have given."""
-    return control._gain_here.gained / control._gain_here.spent
-
-
-def decided(control: DraftControl, rows: int, *, size: int, kinds: Sequence[int] = ()) -> list[DraftChoice]:
-    prospects = [control.new_row().prospects(kinds, size, waits=False) for _ in range(rows)]
-    return control.decide(prospects, "any", others=0, prompts=0, padded_rows=rows, cached=0)
 
 
 def know_drafts(control: DraftControl) -> None:
@@ -231,67 +221,6 @@ def test_a_pass_that_is_filled_up_pays_for_what_a_second_token_costs() -> None:
     assert chosen == [DraftChoice(0, 0)] * 2
 
 
-def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> None:
-    dear, kinds = GivenControl(GivenCosts(by_token)), [COPIED]
-    for _ in range(50):
-        assert decided(dear, 32, size=0) == [DraftChoice(0, 0)] * 32
-    assert not dear.resting  # nothing was offered
-    for _ in range(2):
-        assert not dear.resting
-        assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(0, 0)] * 32
-    passes, gained, spent = 0, dear._gain_here.gained, dear._gain_here.spent
-    rows = [dear.new_row() for _ in range(32)]
-    rows[0].pace = 3.0
-    while dear.resting:
-        assert not dear.looks
-        assert dear.rest_quietly(rows) == [DraftChoice(0, 0)] * 32
-        passes += 1
-    assert passes > 1
-    assert dear.looks
-    assert rows[0].pace < 2.9
-    # Each row got a token, and took the time of one
-    after = dear._gain_here
-    assert (after.gained, after.spent) == pytest.approx((gained + 32 * passes, spent + 32 * passes))
-    dear.costs = GivenCosts(free)
-    assert decided(dear, 32, size=0, kinds=kinds) == [DraftChoice(1, 0)] * 32
-    assert dear.resting  # so many took all that the next passes do, too
-    assert dear.looks
-    assert gain_of(dear) < 1.1  # passes without drafts count as what they are
-
-
-def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> None:
-    control, kinds = GivenControl(GivenCosts(free)), [COPIED] * 3
-    offered = [DraftChoice(3, 4)] * 16
-    for _ in range(2):
-        assert not control.resting
-        assert decided(control, 16, size=4, kinds=kinds) == offered
-    before = control._gain_here.spent
-    passes = 0
-    while control.resting:
-        assert control.looks
-        assert control.rest(offered) == offered
-        passes += 1
-    assert passes > 1
-    # Each cost as much as the last one: here, what a plain pass does
-    assert control._gain_here.spent == before + 16 * passes
-    control.costs = GivenCosts(by_token)
-    assert decided(control, 16, size=4, kinds=kinds) != offered
-    assert not control.resting
-
-
-@pytest.mark.parametrize(("odd", "rests"), [(0, True), (1, True), (8, False)])
-def test_passes_are_undecided_where_nearly_all_rows_take_all(odd: int, rests: bool) -> None:
-    """A row in 32 whose draft is bad does not make the others wait for decisions; eight such rows do."""
-    control = GivenControl(GivenCosts(lambda tokens, rows: 4 + 0.3 * tokens))
-    bad, good = Prospects([0.01], (), 0), Prospects([0.999], (), 0)
-    for _ in range(4):
-        if not control.resting:
-            rows = [bad] * odd + [good] * (32 - odd)
-            chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=32, cached=0)
-            assert [each.drafted for each in chosen] == [0] * odd + [1] * (32 - odd)
-    assert bool(control.resting) == rests
-
-
 def test_a_model_that_nobody_knows_is_tried_whatever_it_costs() -> None:
     """Where a block of usual drafts is not worth its cost, one row of many is fed one until a few drafts were seen; and if they
     are better than usual, all rows are."""
@@ -304,6 +233,15 @@ def test_a_model_that_nobody_knows_is_tried_whatever_it_costs() -> None:
         control.observe(row, stands_at(11, [len(CONFIDENCES)] * 15))
     assert 1 < trials < 10
     assert all(each.fed for each in chosen)
+
+
+def test_where_passes_have_padding_all_rows_try_a_model_that_nobody_knows() -> None:
+    """The pass computes as much for each. The rows that check nothing yet are not lost, as their drafts remain."""
+    control = GivenControl(GivenCosts(lambda tokens, rows: 4 + 0.27 * tokens))
+    rows = [control.new_row().prospects([COPIED] * has_copy, 16, waits=False) for has_copy in [0, 1] * 6]
+    chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=12, cached=0, widths=[1, 2, 4, 8, 16, 17])
+    assert chosen == [DraftChoice(0, 16)] * 12
+    assert control._gain_here.last == pytest.approx((4 + 0.27 * 12 * 17) / (4 + 0.27 * 12))
 
 
 def test_how_a_batch_ends_does_not_tell_how_the_next_one_begins() -> None:
@@ -329,19 +267,30 @@ def test_what_passes_of_one_kind_gain_is_not_asked_of_another_kind() -> None:
 
 
 def test_what_is_gained_already_is_asked_of_drafts_once() -> None:
-    """Passes gain half as much again. A draft that gains a tenth more than that for its cost is taken, and one that gains a
-    tenth less is not."""
+    """Passes gain half as much again. Where some rows draft well, a draft that gains a tenth more than that for its cost is
+    taken, and one that gains a tenth less is not."""
     for chance, is_taken in ((0.55 * 1.1, True), (0.55 * 0.9, False)):
-        control = GivenControl(GivenCosts(lambda tokens, rows: 1 + 0.5 * (tokens - 8) / 11))
-        decided(control, 8, size=0)
-        control._gain_here.gained, control._gain_here.spent = 96.0, 64.0
+        control = gains_half_as_much_again()
         worth = 1.5 * 8 * 0.5 / 11  # what a token more costs, in tokens
         assert worth == pytest.approx(0.545, abs=0.001)
-        row = control.new_row().prospects([], 0, waits=False)._replace(reached=[chance])
-        assert (
-            control.decide([row] * 8, "any", others=0, prompts=0, padded_rows=8, cached=0)
-            == [DraftChoice(int(is_taken), 0)] * 8
-        )
+        rows = [Prospects([each], (), 0) for each in (*[0.9] * 7, chance)]
+        chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=8, cached=0)
+        assert chosen == [DraftChoice(1, 0)] * 7 + [DraftChoice(int(is_taken), 0)]
+
+
+def test_where_nothing_brings_what_passes_gain_drafts_need_only_be_better_than_plain_passes() -> None:
+    for times, is_taken in ((1.2, False), (1.3, True), (1.45, True)):
+        control, row = gains_half_as_much_again(), Prospects([times * 8 * 0.5 / 11], (), 0)
+        chosen = control.decide([row] * 8, "any", others=0, prompts=0, padded_rows=8, cached=0)
+        assert chosen == [DraftChoice(int(is_taken), 0)] * 8
+
+
+def gains_half_as_much_again() -> GivenControl:
+    """Passes of eight rows have gained so much. Each further token costs half a plain pass for eleven."""
+    control = GivenControl(GivenCosts(lambda tokens, rows: 1 + 0.5 * (tokens - 8) / 11))
+    decided(control, 8, size=0)
+    control._gain_here.gained, control._gain_here.spent = 96.0, 64.0
+    return control
 
 
 def test_copies_behind_a_block_say_nothing_of_what_a_longer_block_would_give() -> None:

@@ -5,6 +5,7 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
@@ -20,6 +21,7 @@ from setblock.decoding.drafts.gains import (
     kinds_of_copy,
     row_worths,
 )
+from setblock.decoding.drafts.rests import Rests
 from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.feed import row_widths
 from setblock.model.protocol.runtime import Runner, Span, pass_kind
@@ -64,10 +66,7 @@ _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is f
 _RECENT = 12.0  # passes that count for a row's pace
 _PLAIN = 32  # plain passes whose gain counts a priori
 _ROW_DRAFTS, _MODEL_DRAFTS = 16.0, 256.0  # that count for what a row's drafts are like, and those of a model
-# Rows that all refused what they were offered, or nearly all took it, before passes rest. So many rows that take all make up
-# for one that does not
-_REFUSED, _TAKEN, _ODD = 64, 32, 9
-_LONGEST_REST = 7  # passes that then do so without a decision; the first time about half as many
+_NOTHING = DraftChoice(0, 0)
 _KEPT = 0.998  # of what is known of a model's drafts, after one more pass
 
 
@@ -76,9 +75,7 @@ class DraftControl:
     """Decide for all requests to one model, which learn from each other."""
 
     free_tokens: float = _FREE_ON_CPU  # as in `LearnedCosts`
-    # How many passes follow that take nothing, or all that is offered, without a decision: where that was decided for many rows
-    # one after another. To decide, and to look for drafts that are refused, takes time too
-    resting: int = 0
+    resting: int = 0  # how many passes follow without a decision
     # Whether this pass takes nothing without a decision, so that nothing is to be learned from it
     is_quiet: bool = False
     clock: PassClock = field(default_factory=PassClock)  # what times passes
@@ -88,6 +85,7 @@ class DraftControl:
     # Apart for about as many rows: what few rows cost and gain says little of many
     _learned: dict[tuple[str, int], LearnedCosts] = field(default_factory=dict)
     _gains: dict[tuple[str, int], Gained] = field(default_factory=dict)
+    _rests: dict[tuple[str, int], Rests] = field(default_factory=dict)
     _here: tuple[str, int] = "", 1  # the kind of pass and the load of the last decision
 
     def new_row(self) -> RowDrafts:
@@ -119,6 +117,10 @@ class DraftControl:
     def _gain_here(self) -> Gained:
         some = float(_PLAIN << self._here[1])
         return self._gains.setdefault(self._here, Gained(gained=some, spent=some, drafts=some, drafts_gained=some))
+
+    @property
+    def _rests_here(self) -> Rests:
+        return self._rests.setdefault(self._here, Rests())
 
     def observe(self, row: RowDrafts, span: Span) -> None:
         """Learn what became of the draft that a row's last pass was fed, and what would have of one more place. `span`: what a
@@ -183,9 +185,8 @@ class DraftControl:
         self._here = kind, _load_of(count)
         here = self._gain_here
         offered = [DraftChoice(len(each.reached), each.size) for each in rows]
-        some = sum(bool(each.tokens) for each in offered)
         chosen, here.last = offered, 1.0
-        if some:
+        if any(each.tokens for each in offered):
             in_pass = count if widths is None else padded_rows
             model = self.costs_of(kind, rows=in_pass)
 
@@ -204,51 +205,56 @@ class DraftControl:
             prospects = [row.trusted(here.trust, worth) for row, worth in zip(rows, worths, strict=True)]
             usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
             margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES
-            rate = max(margin, here.gained / here.spent) * count / plain
-            if widths is None:
-                chosen = choose_drafts(
-                    prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
-                )
-                more = [each.tokens for each in chosen]
-                taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
-            else:
-                chosen = choose_drafts_alike(
+
+            def chosen_at(gain: float) -> list[DraftChoice]:
+                rate = gain * count / plain
+                if widths is None:
+                    return choose_drafts(
+                        prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
+                    )
+                return choose_drafts_alike(
                     prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
                 )
-                taken = seconds([padded_rows * (1 + max(each.tokens for each in chosen))])[0]
+
+            # A pass that takes nothing gains nothing, and leaves rows where they are. So where nothing brings as much as recent
+            # passes, less is asked for
+            gain = max(margin, here.gained / here.spent)
+            tried = (chosen_at(each) for each in ([gain, sqrt(gain * margin), margin] if gain > margin else [margin]))
+            chosen = next((each for each in tried if any(choice.tokens for choice in each)), [_NOTHING] * len(rows))
             if self._expected.is_unsure and not any(each.fed for each in chosen):
-                chosen = _with_trial(chosen, offered)
+                chosen = _with_trial(chosen, offered, is_padded=widths is not None)
+            more = [each.tokens for each in chosen]
+            if widths is None:
+                taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
+            else:
+                taken = seconds([padded_rows * (1 + max(more))])[0]
             here.last = (taken + block * any(each.fed or each.branches for each in chosen)) / plain
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         self._copied.fade(_KEPT)
         here.fade()
         self._count(chosen)
-        here.refused = 0 if any(each.tokens for each in chosen) else here.refused + some
-        whole = sum(choice == offer for choice, offer in zip(chosen, offered, strict=True) if offer.tokens)
-        here.taken = min(_TAKEN, max(0, here.taken + whole - _ODD * (some - whole)))
-        rests = here.refused >= _REFUSED or here.taken >= _TAKEN
-        here.rest = min(2 * here.rest + 1, _LONGEST_REST) if rests else 1
-        self.resting = here.rest if rests else 0
+        self.resting = self._rests_here.after(chosen, offered, is_padded=widths is not None)
         return chosen
 
     @property
     def looks(self) -> bool:
         """Return whether the next pass may take a draft."""
-        return not self.resting or self._gain_here.taken > 0
+        return not (self.resting and self._rests_here.refused)
 
-    def rest(self, offered: list[DraftChoice]) -> list[DraftChoice]:
-        """Return what rows are fed besides their next tokens in a pass that nothing is decided for: all that is `offered`, as
-        in the last one that was decided."""
+    def rest(self, offered: Sequence[DraftChoice]) -> list[DraftChoice]:
+        """Return what rows are fed besides their next tokens in a pass that nothing is decided for: as much of what is
+        `offered` as in the last one that was."""
         self.resting, self.is_quiet = self.resting - 1, False
-        self._count(offered)
-        return offered
+        chosen = self._rests_here.repeated(offered)
+        self._count(chosen)
+        return chosen
 
     def rest_quietly(self, rows: Sequence[RowDrafts]) -> list[DraftChoice]:
         """Return what rows are fed in a pass that nothing is decided for: nothing, as in the last one that was. It gives each
         row one token, and nothing else is to be learned from it."""
         self.resting, self.is_quiet = self.resting - 1, True
-        here, chosen = self._gain_here, [DraftChoice(0, 0)] * len(rows)
+        here, chosen = self._gain_here, [_NOTHING] * len(rows)
         here.gained += len(rows)
         for row in rows:
             row.pace += (1.0 - row.pace) / _RECENT
@@ -262,11 +268,12 @@ class DraftControl:
             here.forget()
 
 
-def _with_trial(chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice]) -> list[DraftChoice]:
+def _with_trial(chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice], *, is_padded: bool) -> list[DraftChoice]:
     """Return what rows are fed where the first that may be fed a block is fed a whole one, and checks nothing, so that the next
-    pass shows its draft. A model of which little is known may draft better than is usual: this is tried, whatever it costs."""
-    tried = next((row for row, each in enumerate(offered) if each.fed), None)
-    return [DraftChoice(0, offered[row].fed) if row == tried else each for row, each in enumerate(chosen)]
+    pass shows its draft. A model of which little is known may draft better than is usual: this is tried, whatever it costs.
+    Where passes have padding, all rows are, as this costs no more."""
+    tried = [row for row, each in enumerate(offered) if each.fed][: None if is_padded else 1]
+    return [DraftChoice(0, offered[row].fed) if row in tried else each for row, each in enumerate(chosen)]
 
 
 def _load_of(rows: int) -> int:

@@ -222,9 +222,7 @@ def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) ->
 class Gained:
     """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; the rows of
     these that had a draft, their tokens, and how many drafted places they checked; how many were right, and how many should
-    have been. `refused`: rows whose drafts were not worth their cost, since the last one that was. `taken`: of recent rows, how
-    many more took all that they were offered than did not, which count for several. `rest`: how many passes may follow without
-    a decision, if any may. `last`: how many plain passes the last one cost that was decided."""
+    have been. `last`: how many plain passes the last one cost that was decided."""
 
     gained: float
     spent: float
@@ -233,9 +231,6 @@ class Gained:
     checked: float = 0.0
     right: float = 0.0
     hoped: float = 0.0
-    refused: int = 0
-    taken: int = 0
-    rest: int = 1
     last: float = 1.0
 
     @property
