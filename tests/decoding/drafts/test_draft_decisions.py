@@ -241,7 +241,7 @@ def test_where_passes_have_padding_all_rows_try_a_model_that_nobody_knows() -> N
     rows = [control.new_row().prospects([COPIED] * has_copy, 16, waits=False) for has_copy in [0, 1] * 6]
     chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=12, cached=0, widths=[1, 2, 4, 8, 16, 17])
     assert chosen == [DraftChoice(0, 16)] * 12
-    assert control._gain_here.last == pytest.approx((4 + 0.27 * 12 * 17) / (4 + 0.27 * 12))
+    assert control._gain_here.last == 1.0  # a trial does not count
 
 
 def test_how_a_batch_ends_does_not_tell_how_the_next_one_begins() -> None:

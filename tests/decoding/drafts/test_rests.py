@@ -3,8 +3,8 @@
 import pytest
 
 from given_costs import GivenControl, GivenCosts, by_token, decided, free, gain_of
+from setblock.decoding.drafts.costs import Rests
 from setblock.decoding.drafts.gains import COPIED, DraftChoice, Prospects
-from setblock.decoding.drafts.rests import Rests
 
 
 def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> None:

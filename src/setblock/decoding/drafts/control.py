@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
-from setblock.decoding.drafts.costs import KNOTS, Gained, LearnedCosts, PassClock, TimedPass, unevenness
+from setblock.decoding.drafts.costs import KNOTS, Gained, LearnedCosts, PassClock, Rests, TimedPass, unevenness
 from setblock.decoding.drafts.gains import (
     COPIED,
     Chances,
@@ -21,7 +21,6 @@ from setblock.decoding.drafts.gains import (
     kinds_of_copy,
     row_worths,
 )
-from setblock.decoding.drafts.rests import Rests
 from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.feed import row_widths
 from setblock.model.protocol.runtime import Runner, Span, pass_kind
@@ -221,14 +220,15 @@ class DraftControl:
             gain = max(margin, here.gained / here.spent)
             tried = (chosen_at(each) for each in ([gain, sqrt(gain * margin), margin] if gain > margin else [margin]))
             chosen = next((each for each in tried if any(choice.tokens for choice in each)), [_NOTHING] * len(rows))
-            if self._expected.is_unsure and not any(each.fed for each in chosen):
-                chosen = _with_trial(chosen, offered, is_padded=widths is not None)
             more = [each.tokens for each in chosen]
             if widths is None:
                 taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
             else:
                 taken = seconds([padded_rows * (1 + max(more))])[0]
             here.last = (taken + block * any(each.fed or each.branches for each in chosen)) / plain
+            # What a trial costs is not counted: it says nothing of what is gained
+            if self._expected.is_unsure and not any(each.fed for each in chosen):
+                chosen = _with_trial(chosen, offered, is_padded=widths is not None)
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         self._copied.fade(_KEPT)
