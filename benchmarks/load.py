@@ -46,7 +46,7 @@ from setblock.model.sbd_model import SBDModel
 
 LOADS = (1, 2, 4, 8, 16, 32)
 FIXED = (2, 4, 8, 16)
-ROUNDS, TOKENS, BATCH = 5, 64, 20
+ROUNDS, TOKENS, BATCH, REQUESTS = 5, 64, 20, 8
 PLAIN, ADAPTIVE = "plain", "adaptive"
 
 
@@ -89,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--loads", default=",".join(map(str, BY_VALUE)), help="requests at once, and `batch`")
     parser.add_argument("--fixed", type=int, nargs="+", default=FIXED, metavar="K", help="the fixed draft lengths")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument(
+        "--requests", type=int, default=REQUESTS, help=f"at least, of a cell of the engine ({REQUESTS})"
+    )
     parser.add_argument("--tokens", type=int, default=TOKENS, help=f"at most, of an answer ({TOKENS})")
     parser.add_argument("--threads", type=int, help="PyTorch's threads (its own choice)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round of a cell after so long")
@@ -121,7 +124,8 @@ def measure(options: argparse.Namespace) -> None:
                     continue
                 found = {"subject": name, "load": load, "round": turn, "tokens": tokens, "quick": options.quick}
                 sizes = near_best(done.get((name, load, 0)), options.fixed)
-                found |= {"ways": of_cell(SUBJECTS[name], load, turn, tokens, sizes), **provenance()}
+                ways = of_cell(SUBJECTS[name], load, turn, tokens, sizes, requests=options.requests)
+                found |= {"ways": ways, **provenance()}
                 done[name, load, turn] = found
                 line = json.dumps(found)
                 if options.out is None:
@@ -145,9 +149,12 @@ def near_best(first: dict[str, Any] | None, fixed: Sequence[int]) -> list[int]:
     return [size for size in fixed if ratios[size] >= 0.9 * max(ratios.values())]
 
 
-def of_cell(subject: Subject, load: int | str, turn: int, tokens: int, sizes: Sequence[int]) -> dict[str, Any]:
-    """Return what each way took in one round of a cell. `sizes`: the fixed draft lengths."""
-    model, count = loaded(subject.model), BATCH if load == "batch" else max(2 * int(load), 8)
+def of_cell(
+    subject: Subject, load: int | str, turn: int, tokens: int, sizes: Sequence[int], *, requests: int = REQUESTS
+) -> dict[str, Any]:
+    """Return what each way took in one round of a cell. `sizes`: the fixed draft lengths. `requests`: at least so many, where
+    the engine answers them."""
+    model, count = loaded(subject.model), BATCH if load == "batch" else max(2 * int(load), requests)
     prompts = prompts_for(subject, subject.requests * count, turn)
     limit = DecodingSettings(max_new_tokens=tokens * subject.tokens)
     settings = {
