@@ -1,4 +1,4 @@
-"""Costs of passes that are given, and not learned from a clock."""
+"""Costs of passes that are given, and not learned from a clock, and what is decided with them."""
 
 from collections.abc import Callable, Sequence
 

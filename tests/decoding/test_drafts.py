@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, tiny_sbd
 from given_costs import GivenCosts, by_token
-from setblock.decoding.drafts.control import DraftControl, RowDrafts, decided_spans
+from setblock.decoding.drafts.control import DraftControl, RowDrafts, _load_of, decided_spans
 from setblock.decoding.drafts.gains import COPIED, NUM_KINDS, Chances, DraftChoice, ExpectedDraft, Prospects
 from setblock.decoding.drafts.lookup import copied, with_copies
 from setblock.decoding.generate import generate_batch, open_batch, stream
@@ -32,7 +32,7 @@ class AnyDrafts(DraftControl):
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     seen: list[tuple[int, DraftChoice]] = field(default_factory=list)
 
-    def decide(self, rows: Sequence[Prospects], kind: str, **_: Any) -> list[DraftChoice]:
+    def decide(self, rows: Sequence[Prospects], kind: str, *, others: int, **_: Any) -> list[DraftChoice]:
         """Return any decision that there may be."""
         chosen = [
             DraftChoice(
@@ -43,7 +43,9 @@ class AnyDrafts(DraftControl):
         ]
         chosen = [self._with_branches(row, choice) for row, choice in zip(rows, chosen, strict=True)]
         self.seen += [(len(row.reached), choice) for row, choice in zip(rows, chosen, strict=True)]
-        self.resting, self._rests_here.refused = self.rng.choice([0, 0, 0, 1, 3]), self.rng.choice([0, 1])
+        self._here, rests = (kind, _load_of(len(rows) + others)), self._rests_here
+        self.resting, rests.refused = self.rng.choice([0, 0, 0, 1, 3]), self.rng.choice([0, 1])
+        rests.alike, rests.has_blocks, rests.width = self.rng.choice([0, 64]), True, self.rng.randint(1, 12)
         return chosen
 
     def _with_branches(self, row: Prospects, choice: DraftChoice) -> DraftChoice:

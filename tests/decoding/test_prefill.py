@@ -20,7 +20,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.feed import prompts_in_parts
-from setblock.model.protocol.runtime import Feed, Span
+from setblock.model.protocol.runtime import Feed, Span, pass_kind
 
 LENGTHS = (3, 40, 17, 64)
 
@@ -134,9 +134,10 @@ def test_prompts_in_several_passes_leave_no_decision_to_a_batch_that_runs_ahead(
     settings = DecodingSettings(block_size=4, max_new_tokens=24, branches=0)
 
     def passes(settings: DecodingSettings, *, resting: int) -> list[int]:
-        control_of(sbd).resting = resting
+        control = control_of(sbd)
         with as_on_an_accelerator():
             batch = open_batch(sbd, prompts, [settings] * 2)
+            control._here, control.resting = (pass_kind(batch.runner), 1), resting
             assert batch._can_run_ahead
             batch.run()
         assert all(int(each) == settings.block_size for each in batch.state.block.fed_size)

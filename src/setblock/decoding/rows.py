@@ -84,6 +84,7 @@ class Rows:
         """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
         taken = Rows.joined([self], rows)
         taken.next_spans = None if self.next_spans is None else [self.next_spans[row] for row in rows]
+        taken.is_decided = self.is_decided
         return taken
 
     @torch.inference_mode()

@@ -190,7 +190,7 @@ def test_trust_returns_where_nothing_is_drafted() -> None:
     for _ in range(40):
         decided(control, 8, size=0, kinds=[COPIED])
         if control.resting:
-            control.rest_quietly([control.new_row()] * 8)
+            control.rest([control.new_row()] * 8, [])
         trust.append(control._gain_here.trust)
     assert trust[0] < 0.15
     assert trust == sorted(trust)
@@ -236,7 +236,7 @@ def test_a_model_that_nobody_knows_is_tried_whatever_it_costs() -> None:
 
 
 def test_where_passes_have_padding_all_rows_try_a_model_that_nobody_knows() -> None:
-    """The pass computes as much for each. The rows that check nothing yet are not lost, as their drafts remain."""
+    """The pass computes as much for each. So rows that have a copy to check try it too."""
     control = GivenControl(GivenCosts(lambda tokens, rows: 4 + 0.27 * tokens))
     rows = [control.new_row().prospects([COPIED] * has_copy, 16, waits=False) for has_copy in [0, 1] * 6]
     chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=12, cached=0, widths=[1, 2, 4, 8, 16, 17])

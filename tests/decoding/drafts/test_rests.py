@@ -20,7 +20,7 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
     rows[0].pace = 3.0
     while dear.resting:
         assert not dear.looks
-        assert dear.rest_quietly(rows) == [DraftChoice(0, 0)] * 32
+        assert dear.rest(rows, []) == [DraftChoice(0, 0)] * 32
         passes += 1
     assert passes > 1
     assert dear.looks
@@ -37,7 +37,7 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
 
 def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> None:
     control, kinds = GivenControl(GivenCosts(free)), [COPIED] * 3
-    offered = [DraftChoice(3, 4)] * 16
+    offered, rows = [DraftChoice(3, 4)] * 16, [control.new_row()] * 16
     for _ in range(2):
         assert not control.resting
         assert decided(control, 16, size=4, kinds=kinds) == offered
@@ -45,7 +45,7 @@ def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> 
     passes = 0
     while control.resting:
         assert control.looks
-        assert control.rest(offered) == offered
+        assert control.rest(rows, offered) == offered
         passes += 1
     assert passes > 1
     # Each cost as much as the last one: here, what a plain pass does
@@ -68,12 +68,38 @@ def test_passes_are_undecided_where_nearly_all_rows_take_all(odd: int, rests: bo
     assert bool(control.resting) == rests
 
 
-def fed(rests: Rests, *chosen: DraftChoice, is_padded: bool = True) -> int:
-    """Decide for twenty rows that are offered a whole draft and a block. Return how many passes follow the last decision."""
-    offered, rest = [DraftChoice(15, 16)] * 20, 0
+def test_passes_of_another_kind_or_load_are_decided_for() -> None:
+    """The last row of a batch takes all. That says nothing of the next batch."""
+    control, kinds = GivenControl(GivenCosts(free)), [COPIED]
+    for _ in range(32):
+        decided(control, 1, size=0, kinds=kinds)
+    assert control.rests("any", rows=1)
+    assert not control.rests("any", rows=32)
+    assert not control.resting
+    for _ in range(4):
+        decided(control, 32, size=0, kinds=kinds)
+    assert control.rests("any", rows=30)
+    assert not control.rests("other", rows=32)
+
+
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_nothing_rests_on_a_trial(is_padded: bool) -> None:
+    """A trial costs what no draft may cost. So one pass that all rows of a batch are tried in must not be repeated."""
+    control = GivenControl(GivenCosts(lambda tokens, rows: 4 + 0.27 * tokens))
+    rows = [control.new_row().prospects([], 16, waits=False) for _ in range(70)]
+    widths = [1, 2, 4, 8, 16, 17] if is_padded else None
+    chosen = control.decide(rows, "any", others=0, prompts=0, padded_rows=70, cached=0, widths=widths)
+    assert chosen[0] == DraftChoice(0, 16)
+    assert not control.resting
+    assert control.looks
+
+
+def fed(rests: Rests, *chosen: DraftChoice, rows: int = 20, is_padded: bool = True) -> int:
+    """Decide for rows that are offered a whole draft and a block. Return how many passes follow the last decision."""
+    offered, rest = [DraftChoice(15, 16)] * rows, 0
     for each in chosen:
         assert not rest
-        rest = rests.after([each] * 20, offered, is_padded=is_padded)
+        rest = rests.noted([each, *[DraftChoice(0, each.fed)] * (rows - 1)], offered, is_padded=is_padded)
     return rest
 
 
@@ -83,7 +109,7 @@ def test_passes_of_about_one_width_are_repeated_at_that_width() -> None:
     assert fed(rests, DraftChoice(0, 9), block, check, block, check) == 3
     offers = [DraftChoice(*each) for each in ((0, 16), (15, 16), (4, 16), (15, 3), (2, 0), (0, 0))]
     assert rests.repeated(offers) == [
-        DraftChoice(*each) for each in ((0, 16), (15, 1), (4, 12), (15, 1), (2, 0), (0, 0))
+        DraftChoice(*each) for each in ((0, 16), (15, 0), (4, 12), (15, 0), (2, 0), (0, 0))
     ]
     assert fed(rests, block) == 7
     assert fed(rests, check) == 7
@@ -97,4 +123,10 @@ def test_copies_are_decided_for_in_each_pass() -> None:
 
 
 def test_where_passes_have_no_padding_rows_are_decided_for_one_by_one() -> None:
-    assert not fed(Rests(), *[DraftChoice(4, 4)] * 12, is_padded=False)
+    """However many there are: the block of one row says nothing of the others."""
+    assert not fed(Rests(), *[DraftChoice(4, 4)] * 12, rows=70, is_padded=False)
+
+
+def test_passes_with_branches_are_decided_for() -> None:
+    """They are wider than what may be repeated."""
+    assert not fed(Rests(), *[DraftChoice(8, 8, 4, 8)] * 12)

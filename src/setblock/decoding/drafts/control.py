@@ -5,7 +5,6 @@ Knows rows by numbers and spans. Knows nothing of tensors, nor of how a pass is 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import Any
 
 from setblock.decoding.drafts.alike import choose_drafts_alike
@@ -57,8 +56,8 @@ class RowDrafts:
 
 
 # Times as many tokens as plain passes would bring for its cost is what a draft must bring, at least: estimates err, and not all
-# that it costs is timed. Where passes have gained more, a draft must bring as much as they have. A model's own drafts say how
-# sure it is, and copies don't
+# that it costs is timed. Where passes have gained more, a draft must bring as much as they have, unless none does. A model says
+# how sure it is of its drafts, and copies don't
 _MARGIN, _MARGIN_OF_COPIES = 1.15, 1.25
 _FREE_ON_CPU, _FREE_ON_GPU = 48.0, 512.0  # tokens; where a prior is wrong, a few passes correct it
 _BETTER = 0.01  # of a block's draft is better than a copy, at least: so it is fed where that costs nothing
@@ -205,8 +204,8 @@ class DraftControl:
             usual = Usual(max(1.0, here.drafts_gained / here.drafts), here.checked / here.drafts)
             margin = _MARGIN if any(row.size for row in rows) else _MARGIN_OF_COPIES
 
-            def chosen_at(gain: float) -> list[DraftChoice]:
-                rate = gain * count / plain
+            def chosen_at(asked: float) -> list[DraftChoice]:
+                rate = asked * count / plain
                 if widths is None:
                     return choose_drafts(
                         prospects, seconds, uneven=uneven, block=block, others=count + prompts, rate=rate, usual=usual
@@ -215,49 +214,57 @@ class DraftControl:
                     prospects, seconds, block=block, widths=widths, padded_rows=padded_rows, rate=rate, usual=usual
                 )
 
-            # A pass that takes nothing gains nothing, and leaves rows where they are. So where nothing brings as much as recent
-            # passes, less is asked for
-            gain = max(margin, here.gained / here.spent)
-            tried = (chosen_at(each) for each in ([gain, sqrt(gain * margin), margin] if gain > margin else [margin]))
-            chosen = next((each for each in tried if any(choice.tokens for choice in each)), [_NOTHING] * len(rows))
+            # A pass that takes nothing gains nothing, and offers the next one little else. So where nothing brings as much as
+            # recent passes, less is asked for
+            for asked in sorted({margin, max(margin, here.gained / here.spent)}, reverse=True):
+                chosen = chosen_at(asked)
+                if any(each.tokens for each in chosen):
+                    break
             more = [each.tokens for each in chosen]
             if widths is None:
                 taken = seconds([count + sum(more)])[0] + uneven * unevenness(more)
             else:
                 taken = seconds([padded_rows * (1 + max(more))])[0]
             here.last = (taken + block * any(each.fed or each.branches for each in chosen)) / plain
-            # What a trial costs is not counted: it says nothing of what is gained
-            if self._expected.is_unsure and not any(each.fed for each in chosen):
-                chosen = _with_trial(chosen, offered, is_padded=widths is not None)
+        is_trial = (
+            self._expected.is_unsure and any(each.fed for each in offered) and not any(each.fed for each in chosen)
+        )
+        if is_trial:
+            chosen, here.last = _trial(chosen, offered, is_padded=widths is not None), 1.0
         self._chances.fade(_KEPT)
         self._expected.fade(_KEPT)
         self._copied.fade(_KEPT)
         here.fade()
         self._count(chosen)
-        self.resting = self._rests_here.after(chosen, offered, is_padded=widths is not None)
+        # What a trial costs is not counted, and nothing rests on it: it says nothing of what pays
+        self.resting = 0 if is_trial else self._rests_here.noted(chosen, offered, is_padded=widths is not None)
         return chosen
+
+    def rests(self, kind: str, *, rows: int) -> bool:
+        """Return whether nothing is decided for the next pass. What was decided for passes of another kind, or over many more
+        or fewer rows, says nothing of it."""
+        if self._here != (kind, _load_of(rows)):
+            self.resting = 0
+        return self.resting > 0
 
     @property
     def looks(self) -> bool:
         """Return whether the next pass may take a draft."""
         return not (self.resting and self._rests_here.refused)
 
-    def rest(self, offered: Sequence[DraftChoice]) -> list[DraftChoice]:
-        """Return what rows are fed besides their next tokens in a pass that nothing is decided for: as much of what is
-        `offered` as in the last one that was."""
-        self.resting, self.is_quiet = self.resting - 1, False
-        chosen = self._rests_here.repeated(offered)
-        self._count(chosen)
-        return chosen
-
-    def rest_quietly(self, rows: Sequence[RowDrafts]) -> list[DraftChoice]:
-        """Return what rows are fed in a pass that nothing is decided for: nothing, as in the last one that was. It gives each
-        row one token, and nothing else is to be learned from it."""
-        self.resting, self.is_quiet = self.resting - 1, True
-        here, chosen = self._gain_here, [_NOTHING] * len(rows)
-        here.gained += len(rows)
-        for row in rows:
-            row.pace += (1.0 - row.pace) / _RECENT
+    def rest(self, rows: Sequence[RowDrafts], offered: Sequence[DraftChoice]) -> list[DraftChoice]:
+        """Return what rows are fed besides their next tokens in a pass that nothing is decided for. It is as much of what is
+        `offered` as in the passes before it. If these took nothing, it is nothing: each row then gets one token, and nothing
+        else is to be learned from the pass."""
+        self.is_quiet = not self.looks
+        self.resting -= 1
+        if self.is_quiet:
+            chosen = [_NOTHING] * len(rows)
+            self._gain_here.gained += len(rows)
+            for row in rows:
+                row.pace += (1.0 - row.pace) / _RECENT
+        else:
+            chosen = self._rests_here.repeated(offered)
         self._count(chosen)
         return chosen
 
@@ -268,12 +275,15 @@ class DraftControl:
             here.forget()
 
 
-def _with_trial(chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice], *, is_padded: bool) -> list[DraftChoice]:
+def _trial(chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice], *, is_padded: bool) -> list[DraftChoice]:
     """Return what rows are fed where the first that may be fed a block is fed a whole one, and checks nothing, so that the next
     pass shows its draft. A model of which little is known may draft better than is usual: this is tried, whatever it costs.
     Where passes have padding, all rows are, as this costs no more."""
-    tried = [row for row, each in enumerate(offered) if each.fed][: None if is_padded else 1]
-    return [DraftChoice(0, offered[row].fed) if row in tried else each for row, each in enumerate(chosen)]
+    first = next(row for row, each in enumerate(offered) if each.fed)
+    return [
+        DraftChoice(0, offer.fed) if offer.fed and (is_padded or row == first) else choice
+        for row, (choice, offer) in enumerate(zip(chosen, offered, strict=True))
+    ]
 
 
 def _load_of(rows: int) -> int:
@@ -314,17 +324,16 @@ def decided_spans(
     if not deciding:
         return list(spans)
     found, terms, has_blocks = list(spans), state.terms.rows, state.terms.facts is not None
+    others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
+    kind, of_others = pass_kind(runner), sum(span.tokens for span in others if not span.is_prefill)
     is_fixed = runner.fixed_keys is not None
-    rests = control.resting > 0 and not is_fixed
+    rests = not is_fixed and control.rests(kind, rows=len(deciding) + of_others)
     is_quiet = rests and not control.looks  # then nobody asks what is offered
     offered = [] if is_quiet else [_offered(spans[row], terms[row], has_blocks=has_blocks) for row in deciding]
-    if is_quiet:
-        chosen = control.rest_quietly(list(deciding.values()))
-    elif rests:
-        chosen = control.rest(offered)
+    if rests:
+        chosen = control.rest(list(deciding.values()), offered)
     else:
         fed = [span for span in spans if span.tokens]
-        others = [span for row, span in enumerate(spans) if span.tokens and row not in deciding]
         widths: list[int] | None = None
         if is_fixed or (runner.pads and len(fed) > 1):
             least = max([1, *(span.tokens for span in others)])
@@ -342,8 +351,8 @@ def decided_spans(
         ]
         chosen = control.decide(
             prospects,
-            pass_kind(runner),
-            others=sum(span.tokens for span in others if not span.is_prefill),
+            kind,
+            others=of_others,
             prompts=sum(span.tokens for span in others if span.is_prefill),
             cached=sum(span.start for span in fed),
             padded_rows=len(spans) if is_fixed else len(fed),

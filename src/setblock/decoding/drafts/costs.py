@@ -110,7 +110,7 @@ class LearnedCosts:
         weight = (1.0 if self._sizes[size] else _FIRST_OF_A_SIZE) * (_WITH_PROMPTS if timed.prompts else 1.0)
         is_of_prompts = timed.prompts > max(0, timed.tokens - _OF_A_SIZE)  # but for what fills it up
         if is_of_prompts and self.num_passes == 0:  # prompts alone say nothing of what a pass takes for being one
-            self._recent.append((timed, weight))
+            self._recent = [*self._recent[1 - _MOST :], (timed, weight)]
             return
         self._sizes[size] += 1
         surprises = self._sizes[size] <= _NEW and self._surprises(timed)
@@ -225,7 +225,7 @@ def _non_negative(products: np.ndarray, sums: np.ndarray, *, fallback: float) ->
 class Gained:
     """Hold what recent passes gave: their tokens, and those that plain passes would have given in the same time; the rows of
     these that had a draft, their tokens, and how many drafted places they checked; how many were right, and how many should
-    have been. `last`: how many plain passes the last one cost that was decided."""
+    have been. `last`: how many plain passes the last one cost that was decided, trials left out."""
 
     gained: float
     spent: float
@@ -267,45 +267,48 @@ class Rests:
 
     refused: int = 0  # rows whose drafts were not worth their cost, since the last one that was
     taken: int = (
-        0  # of recent rows, how many more took all that they were offered than did not, which count for several
+        0  # of recent rows, those that took all that they were offered, less those that did not, which count more
     )
-    # Where passes have padding: how many tokens of a row they have lately, how many rows were decided for since, and whether
-    # any of these was fed a block. With copies alone, what pays differs from pass to pass
+    # Where passes have padding: how many tokens of a row the first of a run of passes had that are all about as wide, how many
+    # rows were decided for since, and whether any was fed a block. With copies alone, what pays differs from pass to pass
     width: int = 0
     alike: int = 0
     has_blocks: bool = False
-    passes: int = 1  # how many passes may follow without a decision, if any may
+    rest: int = 1  # how many passes may follow without a decision, if any may
 
-    def after(self, chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice], *, is_padded: bool) -> int:
-        """Return how many passes follow this decision without another one."""
+    def noted(self, chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice], *, is_padded: bool) -> int:
+        """Take a decision into account. Return how many passes follow without another one."""
         some = sum(bool(each.tokens) for each in offered)
         self.refused = 0 if any(each.tokens for each in chosen) else self.refused + some
         whole = sum(choice == offer for choice, offer in zip(chosen, offered, strict=True) if offer.tokens)
         self.taken = min(_TAKEN, max(0, self.taken + whole - _ODD * (some - whole)))
         width, has_blocks = 1 + max(each.tokens for each in chosen), any(each.fed for each in chosen)
-        if is_padded and width <= _ONE_WIDTH * self.width and self.width <= _ONE_WIDTH * width:
+        if not is_padded or any(each.branches for each in chosen):  # rows differ, or there is more than may be repeated
+            self.alike = 0
+        elif width <= _ONE_WIDTH * self.width and self.width <= _ONE_WIDTH * width:
             self.alike, self.has_blocks = self.alike + some, self.has_blocks or has_blocks
         else:
             self.alike, self.has_blocks, self.width = some, has_blocks, width
-        rests = self.refused >= _REFUSED or self.taken >= _TAKEN or self._is_steady
-        self.passes = min(2 * self.passes + 1, _LONGEST_REST) if rests else 1
-        return self.passes if rests else 0
+        rests = self.refused >= _ROWS or self.taken >= _TAKEN or self._is_steady
+        self.rest = min(2 * self.rest + 1, _LONGEST_REST) if rests else 1
+        return self.rest if rests else 0
 
     def repeated(self, offered: Sequence[DraftChoice]) -> list[DraftChoice]:
         """Return what rows are fed of what they are `offered` in such a pass."""
         if not self._is_steady:
             return list(offered)
         room = self.width - 1
-        return [DraftChoice(min(each.drafted, room), min(each.fed, max(0, room - each.drafted))) for each in offered]
+        pairs = [(min(each.drafted, room), min(each.fed, room - min(each.drafted, room))) for each in offered]
+        return [DraftChoice(drafted, fed if fed > 1 else 0) for drafted, fed in pairs]  # one token drafts nothing
 
     @property
     def _is_steady(self) -> bool:
-        return self.has_blocks and self.alike >= _REFUSED
+        return self.has_blocks and self.alike >= _ROWS
 
 
-# Rows that all refused what they were offered, nearly all took it, or were in passes of about one width, before passes rest. So
-# many rows that take all make up for one that does not
-_REFUSED, _TAKEN, _ODD = 64, 32, 9
+# Rows that all refused what they were offered, or were in passes of about one width, before passes rest
+_ROWS = 64
+_TAKEN, _ODD = 32, 9  # rows that took nearly all, before passes rest; so many that do make up for one that does not
 _ONE_WIDTH = 1.25  # times as wide as another one may a pass be that is taken to be like it
 _LONGEST_REST = 7  # passes that follow without a decision; the first time about half as many
 

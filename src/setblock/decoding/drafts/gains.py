@@ -195,7 +195,7 @@ class Prospects(NamedTuple):
     def worths(self, reached: Sequence[float], usual: "Usual") -> list[float]:
         """Return the worth of each place of a draft of the row, in tokens.
 
-        A right token is worth a part of a pass. A place that is not checked in this pass can be checked in the next one. So
+        A right token is worth a part of a pass. A place that is not checked in this pass can be drafted again. So
         where a row has a good draft, and passes give it more tokens than usual, a token is worth a smaller part of a pass than
         usual.
         """
