@@ -266,9 +266,7 @@ class Rests:
     """
 
     refused: int = 0  # rows whose drafts were not worth their cost, since the last one that was
-    taken: int = (
-        0  # of recent rows, those that took all that they were offered, less those that did not, which count more
-    )
+    taken: int = 0  # rows that took all that they were offered, lately, less those that did not, which count more
     # Where passes have padding: how many tokens of a row the first of a run of passes had that are all about as wide, how many
     # rows were decided for since, and whether any was fed a block. With copies alone, what pays differs from pass to pass
     width: int = 0
@@ -281,7 +279,12 @@ class Rests:
         some = sum(bool(each.tokens) for each in offered)
         self.refused = 0 if any(each.tokens for each in chosen) else self.refused + some
         whole = sum(choice == offer for choice, offer in zip(chosen, offered, strict=True) if offer.tokens)
-        self.taken = min(_TAKEN, max(0, self.taken + whole - _ODD * (some - whole)))
+        if is_padded and any(each.fed for each in offered):
+            self.taken = (
+                0  # rows pay for each other's blocks: that all of them take all ends with the first wrong drafts
+            )
+        else:
+            self.taken = min(_TAKEN, max(0, self.taken + whole - _ODD * (some - whole)))
         width, has_blocks = 1 + max(each.tokens for each in chosen), any(each.fed for each in chosen)
         if not is_padded or any(each.branches for each in chosen):  # rows differ, or there is more than may be repeated
             self.alike = 0
