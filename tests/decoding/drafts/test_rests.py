@@ -35,6 +35,17 @@ def test_where_all_drafts_are_refused_passes_follow_that_nobody_drafts_for() -> 
     assert gain_of(dear) < 1.1  # passes without drafts count as what they are
 
 
+def test_the_longer_drafts_are_refused_the_longer_passes_rest() -> None:
+    """A text of which drafts are good now and then is asked again soon."""
+    rests, offered, nothing = Rests(), [DraftChoice(3, 0)] * 20, [DraftChoice(0, 0)] * 20
+    found = [rests.noted(nothing, offered, is_padded=True) for _ in range(40)]
+    assert found[:8] == [0, 0, 0, 2, 3, 3, 4, 5]
+    assert found[-1] == 15
+    one = [DraftChoice(3, 0), *nothing[1:]]
+    assert rests.noted(one, offered, is_padded=True) == 0
+    assert rests.noted(nothing, offered, is_padded=True) == 0
+
+
 def test_where_all_drafts_are_taken_passes_follow_that_take_them_undecided() -> None:
     control, kinds = GivenControl(GivenCosts(free)), [COPIED] * 3
     offered, rows = [DraftChoice(3, 4)] * 16, [control.new_row()] * 16

@@ -272,7 +272,7 @@ class Rests:
     width: int = 0
     alike: int = 0
     has_blocks: bool = False
-    rest: int = 1  # how many passes may follow without a decision, if any may
+    rest: int = 0  # how many passes follow without a decision
 
     def noted(self, chosen: Sequence[DraftChoice], offered: Sequence[DraftChoice], *, is_padded: bool) -> int:
         """Take a decision into account. Return how many passes follow without another one."""
@@ -292,9 +292,13 @@ class Rests:
             self.alike, self.has_blocks = self.alike + some, self.has_blocks or has_blocks
         else:
             self.alike, self.has_blocks, self.width = some, has_blocks, width
-        rests = self.refused >= _ROWS or self.taken >= _TAKEN or self._is_steady
-        self.rest = min(2 * self.rest + 1, _LONGEST_REST) if rests else 1
-        return self.rest if rests else 0
+        if self.refused >= _ROWS:  # the longer nothing was worth it, the longer nobody asks
+            self.rest = min(self.refused // _MORE_REFUSED, _LONGEST_REFUSAL)
+        elif self.taken >= _TAKEN or self._is_steady:
+            self.rest = min(2 * max(1, self.rest) + 1, _LONGEST_REST)
+        else:
+            self.rest = 0
+        return self.rest
 
     def repeated(self, offered: Sequence[DraftChoice]) -> list[DraftChoice]:
         """Return what rows are fed of what they are `offered` in such a pass."""
@@ -314,6 +318,9 @@ _ROWS = 64
 _TAKEN, _ODD = 32, 9  # rows that took nearly all, before passes rest; so many that do make up for one that does not
 _ONE_WIDTH = 1.25  # times as wide as another one may a pass be that is taken to be like it
 _LONGEST_REST = 7  # passes that follow without a decision; the first time about half as many
+# Where drafts are refused: rows that make the next rest a pass longer, and the longest one. Texts differ in how often a good
+# draft comes along, and a rest may miss it
+_MORE_REFUSED, _LONGEST_REFUSAL = 32, 15
 
 
 class PassClock:
