@@ -320,7 +320,7 @@ _ONE_WIDTH = 1.25  # times as wide as another one may a pass be that is taken to
 _LONGEST_REST = 7  # passes that follow without a decision; the first time about half as many
 # Where drafts are refused: rows that make the next rest a pass longer, and the longest one. Texts differ in how often a good
 # draft comes along, and a rest may miss it
-_MORE_REFUSED, _LONGEST_REFUSAL = 32, 15
+_MORE_REFUSED, _LONGEST_REFUSAL = 20, 15
 
 
 class PassClock:
