@@ -226,6 +226,20 @@ def test_costs_hear_which_passes_have_a_block(
     assert all(has_block == is_fed for has_block, is_fed in told)
 
 
+def test_rows_that_are_taken_are_decided_for_once(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """An engine that puts a row off takes it with what its next pass is fed, which was decided already."""
+    sbd, control = tiny(trained_tokenizer, "shifted")
+    batch = open_batch(sbd, prompts[:2], [replace(SETTINGS[0], max_new_tokens=60)] * 2)
+    for _ in batch.steps():
+        control.resting = 0
+        spans, decisions = batch.spans(batch.runner), len(control.seen)
+        assert batch.taken([1]).spans(batch.runner) == spans[1:]
+        assert len(control.seen) == decisions
+    assert control.seen
+
+
 def test_copies_are_not_looked_for_where_none_is_worth_it(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
