@@ -279,12 +279,10 @@ class Rests:
         some = sum(bool(each.tokens) for each in offered)
         self.refused = 0 if any(each.tokens for each in chosen) else self.refused + some
         whole = sum(choice == offer for choice, offer in zip(chosen, offered, strict=True) if offer.tokens)
+        self.taken = min(_TAKEN, max(0, self.taken + whole - _ODD * (some - whole)))
+        # Rows of a batch pay for each other's blocks: what all of them took does not pay once some drafts are wrong
         if is_padded and any(each.fed for each in offered):
-            self.taken = (
-                0  # rows pay for each other's blocks: that all of them take all ends with the first wrong drafts
-            )
-        else:
-            self.taken = min(_TAKEN, max(0, self.taken + whole - _ODD * (some - whole)))
+            self.taken = 0
         width, has_blocks = 1 + max(each.tokens for each in chosen), any(each.fed for each in chosen)
         if not is_padded or any(each.branches for each in chosen):  # rows differ, or there is more than may be repeated
             self.alike = 0
