@@ -1,10 +1,10 @@
-"""Measure where a pass's time goes: the model's layers, its LM head, the sampler, the loop's bookkeeping; how many
+"""Measure where a pass's time goes: products of weights, the rest of the model, the sampler, the loop's bookkeeping; how many
 operations that is, and how often the host waits.
 
     python benchmarks/breakdown.py --out benchmarks/results/breakdown.json
 
-One request, block size 16, a model of about 100 million random weights. Each part is timed where the loop calls it, without
-the parts inside of it. On a GPU each part is waited for, so that parts add up to more than an undisturbed pass takes.
+One request, block size 16, random weights in SmolLM2-135M's shapes, as `setblock.load` keeps them: on a CPU bfloat16 weights
+are prepacked. Each part is timed where it is called, without the parts inside of it. On a GPU each part is waited for, so that parts add up to more than an undisturbed pass takes.
 Synchronisations are the operations of a pass whose result the host reads, or whose shape depends on values: on a GPU the
 host waits there. They and the operations are counted in separate runs, on any device, of decoding as it runs on a GPU: of
 whole answers, and of a stream. A table for people, JSON on the last line.
@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 from measuring.operations import Operations
 from measuring.output import at_least_one, begin, finish, parser_of, show
@@ -36,10 +37,11 @@ from setblock.decoding.step import absorb as loop
 from setblock.decoding.step.choice import RowSamplers
 from setblock.model.runners import forward
 from setblock.model.sbd_model import SBDModel
+from setblock.model.weights import PrepackedLinear, prepacking_pays
 
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.
 PARTS: dict[str, tuple[Any, str]] = {
-    "layers": (forward, "logits_at"),
+    "the model's other operations": (forward, "logits_at"),
     "plan of the pass": (Rows, "spans"),
     "inputs": (rows, "next_feed"),
     "mask, logits' places": (forward.PaddedRunner, "logits"),
@@ -51,8 +53,8 @@ PARTS: dict[str, tuple[Any, str]] = {
     "state: advance": (BatchState, "advance"),
     "record": (loop, "_count"),
 }
-HEAD = "LM head"
-MODEL = ("layers", HEAD)
+PRODUCTS = "products of weights"  # the linear layers, the LM head too
+MODEL = (PRODUCTS, "the model's other operations")
 METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
 
 
@@ -61,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
     results = begin("breakdown", options)
     sbd = random_model(SIZES[options.size], dtype=getattr(torch, options.dtype), block_size=options.block_size)
+    if prepacking_pays(sbd.model):
+        sbd.prepack()
     results |= {
         "size": options.size,
         "parameters": sbd.num_parameters,
@@ -105,11 +109,13 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
     own = [1e3 * (each["all"] - other) for each, other in zip(decoding, model, strict=True)]
     shares = [(each["all"] - other) / other for each, other in zip(decoding, model, strict=True)]
     low, _, high = statistics.quantiles(shares, n=4, method="inclusive")
+    others = [1 - each[PRODUCTS] / each["all"] for each in decoding]
     return {
         "passes": len(decoding),
         "milliseconds": {
-            part: 1e3 * statistics.median(each.get(part, 0.0) for each in decoding) for part in (HEAD, *PARTS)
+            part: 1e3 * statistics.median(each.get(part, 0.0) for each in decoding) for part in (PRODUCTS, *PARTS)
         },
+        "not_products": statistics.median(others),
         "loop_milliseconds": statistics.median(own),
         "loop_over_model": statistics.median(shares),
         "loop_over_model_quartiles": [low, high],
@@ -160,9 +166,10 @@ def timing(seconds: dict[str, float], sbd: SBDModel) -> Iterator[None]:
 
         return wrapper
 
-    parts = PARTS | {HEAD: (sbd.model.get_output_embeddings(), "forward")}
+    linears = [module for module in sbd.model.modules() if isinstance(module, (nn.Linear, PrepackedLinear))]
+    parts = [*PARTS.items(), *((PRODUCTS, (linear, "forward")) for linear in linears)]
     with ExitStack() as stack:
-        for name, (home, attribute) in parts.items():
+        for name, (home, attribute) in parts:
             stack.enter_context(patch.object(home, attribute, timed(name, getattr(home, attribute))))
         yield
 
@@ -193,8 +200,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--size", choices=SIZES, default="100m", help=f"of {', '.join(SIZES)} (100m)")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--size", choices=SIZES, default="135m", help=f"of {', '.join(SIZES)} (135m)")
+    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     add("--block-size", type=int, default=16)
     add("--reveal", type=int, default=4, help="tokens that each pass reveals (4)")
     add("--prompt", type=int, default=128, help="tokens of the prompt (128)")

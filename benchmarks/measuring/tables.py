@@ -168,6 +168,8 @@ def methods_table(methods: Json) -> str:
     """Return a table with a column for each method."""
     each = list(methods.values())
     rows = [[part, *(f"{row['milliseconds'][part]:.3f}" for row in each)] for part in each[0]["milliseconds"]]
+    if "not_products" in each[0]:
+        rows.append(["share that is not products", *(f"{row['not_products']:.0%}" for row in each)])
     rows.append(["all but the model", *(f"{row['loop_milliseconds']:.3f}" for row in each)])
     rows.append(["over the model", *(f"{row['loop_over_model']:.1%}" for row in each)])
     rows.append(["times the host waits", *(f"{sum(row['synchronisations'].values()):.2f}" for row in each)])
