@@ -4,10 +4,10 @@ operations that is, and how often the host waits.
     python benchmarks/breakdown.py --out benchmarks/results/breakdown.json
 
 One request, block size 16, random weights in SmolLM2-135M's shapes, as `setblock.load` keeps them: on a CPU bfloat16 weights
-are prepacked. Each part is timed where it is called, without the parts inside of it. On a GPU each part is waited for, so that parts add up to more than an undisturbed pass takes.
-Synchronisations are the operations of a pass whose result the host reads, or whose shape depends on values: on a GPU the
-host waits there. They and the operations are counted in separate runs, on any device, of decoding as it runs on a GPU: of
-whole answers, and of a stream. A table for people, JSON on the last line.
+are prepacked. Each part is timed where it is called, without the parts inside of it. On a GPU each part is waited for, so that
+parts add up to more than an undisturbed pass takes. Synchronisations are the operations of a pass whose result the host reads,
+or whose shape depends on values: on a GPU the host waits there. They and the operations are counted in separate runs, on any
+device, of decoding as it runs on a GPU: of whole answers, and of a stream. A table for people, JSON on the last line.
 """
 
 import argparse

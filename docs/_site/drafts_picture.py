@@ -3,7 +3,8 @@
     python docs/_site/drafts_picture.py
 
 Nothing here is measured. The requests are simulated: each drafted token is right with probability 0.85 if those before it are,
-and a pass costs what the roofline says of Llama-3.1-8B on an H100. What is drafted is decided by the library.
+and a pass costs what the roofline says of Llama-3.1-8B on an H100. What is drafted is decided by the library, which learns these
+costs from a simulated clock.
 """
 
 import random
@@ -14,7 +15,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from setblock.decoding.drafts.control import DraftControl, RowDrafts
-from setblock.decoding.drafts.costs import LearnedCosts
+from setblock.decoding.drafts.costs import TimedPass, unevenness
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.model.protocol.runtime import Span
 from setblock.roofline.hardware import HARDWARE
@@ -24,48 +25,42 @@ from setblock.roofline.shape import PRESETS
 RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions
 SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300
 LOADS = tuple(1 << power for power in range(11))
+LEARNING = 40  # passes
+FREE_TOKENS = 512.0  # the prior of costs on any GPU
 ANY_PASS = "simulated"
 PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
 
 Decide = Callable[[DraftControl, Sequence[Prospects]], list[DraftChoice]]
 
 
-class RooflineCosts(LearnedCosts):
-    """Say what passes cost by the roofline. Weights are read once a pass, whatever the number of rows; the cache once a row.
-    Nothing is learned, so that uneven rows and blocks cost nothing more."""
-
-    def seconds(self, tokens: Sequence[int], *, rows: int, cached: int) -> list[float]:
-        """See `LearnedCosts.seconds`."""
-        of_rows = PREDICTION.seconds(1, batch=rows, kv_length=CACHED) - PREDICTION.seconds(1, batch=rows, kv_length=0)
-        return [PREDICTION.seconds(1, batch=each, kv_length=0) + of_rows for each in tokens]
-
-
-COSTS = RooflineCosts(free_tokens=1.0)
-
-
-class RooflineControl(DraftControl):
-    """Decide by these costs."""
-
-    def costs_of(self, name: str, *, rows: int) -> LearnedCosts:
-        """See `DraftControl.costs_of`."""
-        return COSTS
+def cost(tokens: int, rows: int) -> float:
+    """Return the seconds of a pass by the roofline. Weights are read once a pass, and the cache once a row."""
+    of_rows = PREDICTION.seconds(1, batch=rows, kv_length=CACHED) - PREDICTION.seconds(1, batch=rows, kv_length=0)
+    return PREDICTION.seconds(1, batch=tokens, kv_length=0) + of_rows
 
 
 def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
-    """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass."""
-    rng, control = random.Random(seed), RooflineControl()
+    """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass.
+    The first passes don't count: in these the costs are learned, from a clock that shows what `cost` says."""
+    rng, control = random.Random(seed), DraftControl(free_tokens=FREE_TOKENS)
     known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
     drafts, stands = [0] * rows, [0] * rows
     gained = fed = 0
     seconds = 0.0
     passes = max(20, PASSES // rows)
-    for _ in range(passes):
+    for number in range(LEARNING + passes):
+        if number == LEARNING:
+            gained, fed, seconds = 0, 0, 0.0
         prospects = [
             row.prospects([KIND] * length, LARGEST, waits=False) for row, length in zip(known, drafts, strict=True)
         ]
         chosen = decide(control, prospects)
-        tokens = sum(1 + choice.drafted + choice.fed for choice in chosen)
-        seconds += COSTS.seconds([tokens], rows=rows, cached=rows * CACHED)[0]
+        more = [choice.tokens for choice in chosen]
+        tokens = rows + sum(more)
+        taken = cost(tokens, rows)
+        has_block = any(choice.fed for choice in chosen)
+        control.learn(TimedPass(ANY_PASS, tokens, rows, rows * CACHED, unevenness(more), has_block, taken))
+        seconds += taken
         fed += tokens
         for index, (row, choice) in enumerate(zip(known, chosen, strict=True)):
             right = next((place for place in range(choice.drafted) if rng.random() >= RIGHT), choice.drafted)
@@ -79,8 +74,7 @@ def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float
                 stands[index], stands[index], stands[index], is_prefill=False, kinds=(KIND,) * drafts[index]
             )
             control.observe(row, stands_at)
-    plain = COSTS.seconds([rows], rows=rows, cached=rows * CACHED)[0]
-    return gained / seconds * plain / rows, fed / passes / rows
+    return gained / seconds * cost(rows, rows) / rows, fed / passes / rows
 
 
 def adaptive(control: DraftControl, prospects: Sequence[Prospects]) -> list[DraftChoice]:

@@ -41,6 +41,14 @@ def test_the_stream_is_the_text_and_its_figures_are_one_line(run, sbd_folder):
     assert outcome.message.startswith(f"{result['num_tokens']} tokens, {result['num_forwards']} forwards (1 prefill, ")
 
 
+def test_the_figures_say_how_many_drafted_tokens_were_kept(run, sbd_folder):
+    arguments = ("generate", "Tom has 5 pens.", "--model", sbd_folder, "--method", "exact", "--drafts", "fixed", *SHORT)
+    outcome, result = run(*arguments), json.loads(run(*arguments, "--json").stdout)
+    drafted, kept = result["num_drafted_tokens"], result["num_accepted_tokens"]
+    assert drafted > 1
+    assert f", {kept} of {drafted} drafted tokens kept, " in outcome.message
+
+
 def test_a_prompt_can_come_from_stdin(run, sbd_folder):
     arguments = ("--model", sbd_folder, "--json", *SHORT)
     typed = run("generate", "Fünf Äpfel", *arguments)

@@ -91,6 +91,31 @@ def test_a_thousand_waiting_requests_hold_no_tensors(
     assert _tensor_bytes() - before <= 2 * one + _cache_bytes(engine)
 
 
+def test_a_request_that_waits_for_cache_costs_nothing(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """There is a place for it, but no pages: it holds no tensors, and the host does not wait for the device to ask."""
+    sbd = tiny_sbd("llama", tokenizer, mode="shifted")
+    sbd.end_of_text_ids = ()
+    prompt, counted = (prompts[2] * 4)[:40], []
+    with as_on_an_accelerator():
+        engine = Engine(sbd, EngineLimits(max_num_seqs=2, kv_tokens=96, page_tokens=16))
+        engine.submit(Request("first", prompt, replace(SETTINGS["ntp"], max_new_tokens=40)))
+        engine.step()
+        engine.submit(Request("second", prompt[::-1], replace(SETTINGS["exact"], max_new_tokens=40)))
+        before = _tensor_bytes()
+        engine.step()
+        assert engine.figures.waiting == 1
+        assert abs(_tensor_bytes() - before) < 40 * 8  # a new tensor or two, of a row's numbers
+        while engine.figures.waiting:
+            with Synchronisations() as waits:
+                progress = engine.step()
+            if all(each.generation is None for each in progress):
+                counted.append(waits.total)
+    assert len(counted) > 30
+    assert set(counted[:-1]) == {1}  # in the last one it starts
+
+
 def test_what_is_wrong_with_a_request_is_said_when_it_is_submitted(
     tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:

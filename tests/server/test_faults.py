@@ -282,6 +282,19 @@ def test_metrics_count_what_was_done(served_model):
     assert found["setblock_running_requests",] == 0
 
 
+def test_metrics_count_what_drafts_gave(served_model):
+    with serving(served_model) as live:
+        usage = live.chat(max_tokens=40, method="exact", drafts="fixed").json()["usage"]
+        families = text_string_to_metric_families(live.client.get("/metrics").text)
+        found = {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+    drafted, accepted = usage["num_drafted_tokens"], usage["num_accepted_tokens"]
+    assert drafted > accepted >= 0
+    assert found["setblock_draft_tokens_total",] == drafted
+    assert found["setblock_accepted_tokens_total",] == accepted
+    assert found["setblock_wasted_tokens_total",] == drafted - accepted
+    assert accepted >= usage["completion_tokens"] - usage["num_forwards"]  # each pass gives one token more
+
+
 @pytest.mark.parametrize("logs_text", [False, True])
 def test_logs_hold_text_only_where_asked(served_model, logs_text):
     lines = []

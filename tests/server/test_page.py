@@ -122,6 +122,8 @@ def test_a_comparison_from_the_sample_to_its_replay(browser, bundled, tmp_path, 
         mine, plain = page.locator(".answer").all()
         passes = [int(lane.locator("h3 span").inner_text().split()[0]) for lane in (mine, plain)]
         assert passes[0] < passes[1]
+        assert re.search(r" · \d+ of \d+ drafted tokens kept$", mine.locator("h3 span").inner_text())
+        assert "drafted" not in plain.locator("h3 span").inner_text()
         assert mine.locator(".token").count() > 5
         assert plain.locator(".token").count() == 0  # each pass one token: colours would say nothing
         texts = [lane.locator(".tokens").inner_text() for lane in (mine, plain)]

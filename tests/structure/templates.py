@@ -23,4 +23,10 @@ SPECIAL = (
     '[{% for call in message.tool_calls %}{"name": "{{ call.function.name }}", "arguments": '
     "{{ call.function.arguments | tojson }}}{% if not loop.last %}, {% endif %}{% endfor %}]{% endif %}" + TAIL
 )
-TEMPLATES = {"hermes": HERMES, "bare": BARE, "special": SPECIAL}
+INSIDE = (  # a special token behind text that begins a call
+    HEAD + "{{ message.content }}{% if message.tool_calls %}Call: <|reserved_special_token_2|>"
+    '{"name": "{{ message.tool_calls[0].function.name }}", "arguments": '
+    "{{ message.tool_calls[0].function.arguments | tojson }}}{% endif %}" + TAIL
+)
+BEHIND_LINE = INSIDE.replace("Call: ", "{{ '\n' }}")
+TEMPLATES = {"hermes": HERMES, "bare": BARE, "special": SPECIAL, "inside": INSIDE, "behind line": BEHIND_LINE}

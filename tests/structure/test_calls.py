@@ -122,7 +122,7 @@ def test_a_call_that_has_begun_is_held_to_its_schema(name: str, trained_tokenize
         held = grammars_of(trained_tokenizer).matcher(grammar)
         assert held.consume_tokens(trained_tokenizer(begun).input_ids), held.get_error()
         assert not held.is_accepting()
-        rest = form.before.removeprefix(form.trigger) + "weather" + form.between + '{"city": "a", "days": 12'
+        rest = form.before.partition(form.trigger)[2] + "weather" + form.between + '{"city": "a", "days": 12'
         taken = held.try_consume_tokens(trained_tokenizer(rest).input_ids)
         assert trained_tokenizer.decode(trained_tokenizer(rest).input_ids[:taken]) == rest[:-1]
 

@@ -52,14 +52,17 @@ class Engine:
             raise SetBlockError(f"a request with id {request.id!r} is not finished yet: give another id")
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
-        checked = check_rows(self._model, [request.prompt], [request.settings])
-        needed, total = checked.terms[0].limit, self._pool.total * self._pool.page_tokens
+        checked, prompt_end = check_rows(self._model, [request.prompt], [request.settings]), len(request.prompt)
+        terms, total = checked.terms[0], self._pool.total * self._pool.page_tokens
+        needed = terms.limit
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
-                f"{needed - len(request.prompt)} new tokens or enlarge kv_tokens"
+                f"{needed - prompt_end} new tokens or enlarge kv_tokens"
             )
-        self._jobs[request.id] = job = Job(request, self._arrivals, checked, list(request.prompt))
+        block_end = min(prompt_end + terms.block_size, needed)
+        job = Job(request, self._arrivals, checked, list(request.prompt), prompt_end, block_end)
+        self._jobs[request.id] = job
         self._arrivals += 1
         self._waiting.append(job)
 
@@ -134,21 +137,19 @@ class Engine:
 
     def _give_first_pages(self, job: Job, *, left_over: int) -> bool:
         """Give a job pages for its prompt and a block, those that hold the beginning of it already among them. False if fewer
-        than `left_over` would remain, for others to grow."""
-        state, pool = job.opened().state, self._pool
-        prompt_end, is_new = int(state.cache.prefill_end[0]), not bool(state.cache.prefilled[0])
+        than `left_over` would remain, for others to grow: asking costs nothing on the device."""
         # The output of a prompt's last token is needed, so that one is always fed.
-        known = job.token_ids[: prompt_end - is_new] if self._runner.shares_pages else []
+        pool, is_new = self._pool, not job.prefilled
+        known = job.token_ids[: job.prompt_end - is_new] if self._runner.shares_pages else []
         pages, keys = pool.find(known)
         pool.share(pages)
-        first_end = max(prompt_end, int(state.block.end[0]))
-        missing = pool.pages_for(first_end) - len(pages)
+        missing = pool.pages_for(max(job.prompt_end, job.block_end)) - len(pages)
         if missing + left_over > pool.available:
             pool.release(pages)
             return False
         job.pages, job.keys = pages + pool.take(missing), keys
         hit = len(pages) * pool.page_tokens
-        state.hold(hit)
+        job.opened().state.hold(hit)
         self._counts["prefix_hit_tokens"] += hit
         return True
 
@@ -192,9 +193,12 @@ class Engine:
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        job = self._running[row]
+        job, span = self._running[row], self._rows.whole_spans(self._runner)[row]
         job.rows = self._rows.taken([row])
         job.rows.state.evict()
+        terms = job.rows.state.terms.rows[0]
+        job.prompt_end = max(job.prompt_end, span.start) if job.prefilled else job.prompt_end
+        job.block_end = min(span.block_start + terms.block_size, terms.limit)
         job.release(self._pool)
         self._waiting.appendleft(job)
         self._leave([row])

@@ -57,7 +57,9 @@ class FileFigures:
     answers: int  # how many the file holds
     failed: int  # how many that were made now ended with the reason `error`
     num_tokens: int  # of the answers that were made now
-    num_forwards: int  # of these, too
+    num_forwards: int  # of these, too, as the following two
+    num_drafted_tokens: int
+    num_accepted_tokens: int  # the drafted ones that were right
     seconds: float  # from the first request to the last answer
 
 
@@ -77,17 +79,24 @@ def answer_prompts(
     asked = _asked(model, lines, settings, raw=raw)
     wanted = [request for request, key, _ in asked.values() if key not in answers.done]
     engine = Engine(model, limits_for(model, wanted, concurrency=concurrency))
-    tokens = forwards = failed = 0
+    made = list[Generation]()
     started = time.perf_counter()
     on_progress(len(answers.done), len(asked))
     for request_id, generation in answered(engine, wanted):
         _, key, line = asked[request_id]
         named = {} if line.id is None else {"id": line.id}
         answers.add(key, {**named, **generation_json(generation, model.tokenizer)})
-        tokens, forwards = tokens + generation.num_tokens, forwards + generation.num_forwards
-        failed += generation.finish_reason == "error"
+        made.append(generation)
         on_progress(len(answers.done), len(asked))
-    return FileFigures(len(asked), failed, tokens, forwards, time.perf_counter() - started)
+    return FileFigures(
+        answers=len(asked),
+        failed=sum(each.finish_reason == "error" for each in made),
+        num_tokens=sum(each.num_tokens for each in made),
+        num_forwards=sum(each.num_forwards for each in made),
+        num_drafted_tokens=sum(each.drafted for each in made),
+        num_accepted_tokens=sum(each.accepted for each in made),
+        seconds=time.perf_counter() - started,
+    )
 
 
 def _asked(

@@ -56,6 +56,8 @@ class Job:
     arrival: int  # its place in the order in which requests came
     checked: CheckedRows | None  # what to open its row from; None once it is open
     token_ids: list[int]  # those of the prompt and of the answer as far as it will not change
+    prompt_end: int  # the end of its prompt, or of what was cached when it lost its pages: fed without a block
+    block_end: int  # the end of its next block, at most: it starts when there is cache up to here
     # Its own row while it waits; None while it is a row of the running batch, and before it is opened
     rows: Rows | None = None
     pages: list[int] = field(default_factory=list)  # the pages it holds, in the order of its positions
@@ -64,7 +66,7 @@ class Job:
     served: int = -1  # number of the pass that last fed it
 
     def opened(self) -> Rows:
-        """Return its own row, while it waits. It is opened the first time: before, it needs no memory of the device."""
+        """Return its own row, which no batch has. It is opened the first time: before, it needs no memory of the device."""
         if self.checked is not None:
             self.rows, self.checked = Rows.opened(self.checked), None
         assert self.rows is not None

@@ -149,6 +149,8 @@ class Reply:
             "num_forwards": forwards,
             "passes": {kind: sum(getattr(each.passes, kind) for each in done) for kind in kinds},
             "tokens_per_forward": tokens / forwards if forwards else None,
+            "num_drafted_tokens": sum(each.drafted for each in done),
+            "num_accepted_tokens": sum(each.accepted for each in done),
         }
 
     async def finish(self) -> None:

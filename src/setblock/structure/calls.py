@@ -43,7 +43,7 @@ class CallForm:
             trigger = self.trigger
             lazy, said = ("", self._terms(trigger)) if trigger in self.special else ("[lazy]", _quoted(trigger))
             lines = [f"start: ({calls}){'*' if many else '?'} TEXT", "TEXT: /(.|\\n)*/", f"begin{lazy}: TEXT {said}"]
-            begin, before = "begin ", self.before.removeprefix(trigger)
+            begin, before = "begin ", self.before[self.before.index(trigger) + len(trigger) :]
         for number, (name, schema) in enumerate(parameters.items()):
             head = begin + self._terms(f"{before}{name}{self.between}")
             arguments = json.dumps({**schema, "x-guidance": WRITTEN}, ensure_ascii=False)
@@ -53,9 +53,9 @@ class CallForm:
 
     @property
     def trigger(self) -> str:
-        """Return the beginning of a call, which distinguishes it from text."""
-        special = next((each for each in self.special if self.before.startswith(each)), None)
-        return special or self.before.partition("{")[0].rstrip() or self.before
+        """Return the beginning of a call, which distinguishes it from text: a special token, or text without one."""
+        first = next((each for each in self._pieces(self.before) if each.strip()), self.before)
+        return first if first in self.special else first.partition("{")[0].rstrip() or first
 
     def seen(self, text: str) -> str:
         """Return what the text of an answer shows of `text`."""
@@ -65,10 +65,13 @@ class CallForm:
 
     def _terms(self, text: str) -> str:
         """Return a text in Lark's notation."""
+        pieces = self._pieces(text)
+        return " ".join(f"<[{self.special[each]}]>" if each in self.special else _quoted(each) for each in pieces)
+
+    def _pieces(self, text: str) -> list[str]:
+        """Return the special tokens of a text, and what is between them."""
         pieces = re.split(f"({'|'.join(map(re.escape, self.special))})", text) if self.special else [text]
-        return " ".join(
-            f"<[{self.special[each]}]>" if each in self.special else _quoted(each) for each in pieces if each
-        )
+        return [each for each in pieces if each]
 
 
 def call_form(tokenizer: PreTrainedTokenizerBase) -> CallForm:

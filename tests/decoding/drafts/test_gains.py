@@ -108,6 +108,48 @@ def test_as_many_branches_are_fed_as_pay(reached: list[float], size: int, slope:
         assert chosen.branch_size in (0, chosen.fed)
 
 
+@given(
+    drafts=st.lists(st.tuples(chances, st.sampled_from([0, 2, 4, 8])), min_size=1, max_size=4),
+    widths=st.sets(st.integers(1, 14), min_size=1).map(sorted),
+    steps=st.lists(st.floats(0, 0.3), min_size=60, max_size=60),
+    rate=st.floats(0.1, 5),
+    block=st.sampled_from([0.0, 0.1, 1.0]),
+)
+def test_rows_that_are_fed_alike_get_the_width_that_is_worth_most(
+    drafts: list[tuple[list[float], int]], widths: list[int], steps: list[float], rate: float, block: float
+) -> None:
+    """As if each width had been tried, row by row: its draft first, and of its block what there is room for."""
+    costs = [rate * each for each in itertools.accumulate(steps, initial=1.0)]
+    rows = [Prospects(reached, [0.8 ** (place + 1) for place in range(size - 1)], size) for reached, size in drafts]
+    chosen = choose_drafts_alike(
+        rows,
+        lambda tokens: [costs[each] / rate for each in tokens],
+        block=block,
+        widths=widths,
+        padded_rows=len(rows),
+        rate=rate,
+        usual=Usual(),
+    )
+
+    def tried(width: int, following: int) -> tuple[float, list[DraftChoice]]:
+        cost, drafted, fed, blocks = costs[width * len(rows)], [], [], []
+        one_more = (costs[following * len(rows)] - cost) / (following - width) / len(rows)
+        for row in rows:
+            drafted.append(min(len(row.reached), width - 1))
+            fed.append(min(row.size, width - 1 - drafted[-1]))
+            right = row.reached[drafted[-1] - 1] if drafted[-1] else 1.0
+            blocks.append(right * sum(max(0.0, each - one_more) for each in row.expected[: max(0, fed[-1] - 1)]))
+        of_blocks = sum(blocks) - rate * block
+        of_drafts = sum(sum(row.reached[:count]) for row, count in zip(rows, drafted, strict=True))
+        fed = [size if gain > 0 and of_blocks > 0 else 0 for size, gain in zip(fed, blocks, strict=True)]
+        pairs = zip(drafted, fed, strict=True)
+        return of_drafts - cost + max(0.0, of_blocks), [DraftChoice(*pair) for pair in pairs]
+
+    results = [tried(width, following) for width, following in itertools.pairwise([*widths, widths[-1] + 1])]
+    best = max(worth for worth, _ in results)
+    assert chosen in [choices for worth, choices in results if worth > best - 1e-9]
+
+
 @given(drafts=st.lists(chances, min_size=1, max_size=3), slope=st.floats(0.01, 0.1), rate=st.floats(0.5, 3))
 def test_rows_that_are_fed_alike_get_the_branches_that_pay_for_all(
     drafts: list[list[float]], slope: float, rate: float

@@ -172,13 +172,16 @@ def _print_answers(answers: Sequence[Generation], tokenizer: Any, *, as_json: bo
 
 
 def _figures(generation: Generation) -> str:
-    passes, drafted = generation.passes, generation.drafted
-    kept = f", {generation.accepted} of {drafted} drafted tokens kept" if drafted else ""
+    passes, kept = generation.passes, _kept(generation.accepted, generation.drafted)
     return (
         f"{counted(generation.num_tokens, 'token')}, {counted(generation.num_forwards, 'forward')} "
         f"({passes.prefill} prefill, {passes.block} block, {passes.commit} commit), "
         f"{generation.tokens_per_forward:.2f} tokens per forward{kept}, {generation.seconds:.2f} s"
     )
+
+
+def _kept(accepted: int, drafted: int) -> str:
+    return f", {accepted} of {counted(drafted, 'drafted token')} kept" if drafted else ""
 
 
 def generate_file(
@@ -222,7 +225,8 @@ def generate_file(
     without = f", {done.failed} of them ended in an error" if done.failed else ""
     print_figures(
         f"{counted(done.answers, 'answer')}{'' if target == _PIPE else f' in {target}'}{without}: "
-        f"{counted(done.num_tokens, 'token')}, {counted(done.num_forwards, 'forward')}, {done.seconds:.1f} s"
+        f"{counted(done.num_tokens, 'token')}, {counted(done.num_forwards, 'forward')}"
+        f"{_kept(done.num_accepted_tokens, done.num_drafted_tokens)}, {done.seconds:.1f} s"
     )
 
 

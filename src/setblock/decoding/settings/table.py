@@ -49,8 +49,8 @@ class DecodingSettings:
         None,
         "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
         "before, the tokens after that occurrence fill the positions that the model is unsure of. 0 disables "
-        "it. Default: 0 for models trained for blocks, or 2 with a draft text; 2 if only an adapter was trained; "
-        "and 1 for untrained models.",
+        "it. Default: 0 for models trained for blocks, or 2 with a draft text; 1 for untrained models, and if only an "
+        "adapter was trained (2 with fixed drafts).",
         Range(0),
         short="lookup",
         only_in="exact",

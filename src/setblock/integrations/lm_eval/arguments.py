@@ -58,7 +58,9 @@ def request_settings(
 
 
 def described(settings: DecodingSettings) -> dict[str, Any]:
-    """Describe settings for a result file: those that were changed, and the sampler in words that choose it."""
+    """Describe settings for a result file: those that were changed, the sampler in words that choose it, and in method `exact`
+    what decides how much is drafted, since passes follow from it."""
     told = {"method": settings.method, **settings.changed()}
+    told |= {"drafts": settings.drafts} if settings.method == "exact" else {}
     told.pop("sampler", None)
     return told if settings.method == "ntp" else {**told, **sampler_told(settings)}

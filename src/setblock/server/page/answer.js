@@ -104,8 +104,11 @@ export class Answer {
     const nodes = Array.from({ length }, (_, index) => this.node(standing.get(index), index, shown));
     this.tokens.replaceChildren(...nodes);
     const each = shown && !this.isPlain ? `, ${(standing.size / shown).toFixed(1)} a pass` : "";
-    const cut = this.final?.isCut && shown === this.passes ? " · cut at the limit" : "";
-    this.count.textContent = `${plural(shown, "pass")} · ${plural(standing.size, "token")}${each}${cut}`;
+    const whole = this.final && shown === this.passes;
+    const drafted = whole ? this.usage?.num_drafted_tokens : 0;
+    const kept = drafted ? ` · ${this.usage.num_accepted_tokens} of ${plural(drafted, "drafted token")} kept` : "";
+    const cut = whole && this.final.isCut ? " · cut at the limit" : "";
+    this.count.textContent = `${plural(shown, "pass")} · ${plural(standing.size, "token")}${each}${kept}${cut}`;
     this.bar.value = shown;
   }
 
