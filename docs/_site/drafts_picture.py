@@ -3,8 +3,8 @@
     python docs/_site/drafts_picture.py
 
 Nothing here is measured. The requests are simulated: each drafted token is right with probability 0.85 if those before it are,
-and a pass costs what the roofline says of Llama-3.1-8B on an H100. What is drafted is decided by the library, which learns these
-costs from a simulated clock.
+and a pass costs what the roofline says of Llama-3.1-8B on an H100. What is drafted is decided by the library, which learns
+these costs from a simulated clock.
 """
 
 import random
