@@ -79,24 +79,22 @@ def answer_prompts(
     asked = _asked(model, lines, settings, raw=raw)
     wanted = [request for request, key, _ in asked.values() if key not in answers.done]
     engine = Engine(model, limits_for(model, wanted, concurrency=concurrency))
-    made = list[Generation]()
+    counts = dict.fromkeys(("failed", *_COUNTED), 0)
     started = time.perf_counter()
     on_progress(len(answers.done), len(asked))
     for request_id, generation in answered(engine, wanted):
         _, key, line = asked[request_id]
         named = {} if line.id is None else {"id": line.id}
-        answers.add(key, {**named, **generation_json(generation, model.tokenizer)})
-        made.append(generation)
+        found = generation_json(generation, model.tokenizer)
+        answers.add(key, {**named, **found})
+        counts["failed"] += generation.finish_reason == "error"
+        for name in _COUNTED:
+            counts[name] += found[name]
         on_progress(len(answers.done), len(asked))
-    return FileFigures(
-        answers=len(asked),
-        failed=sum(each.finish_reason == "error" for each in made),
-        num_tokens=sum(each.num_tokens for each in made),
-        num_forwards=sum(each.num_forwards for each in made),
-        num_drafted_tokens=sum(each.drafted for each in made),
-        num_accepted_tokens=sum(each.accepted for each in made),
-        seconds=time.perf_counter() - started,
-    )
+    return FileFigures(answers=len(asked), seconds=time.perf_counter() - started, **counts)
+
+
+_COUNTED = ("num_tokens", "num_forwards", "num_drafted_tokens", "num_accepted_tokens")
 
 
 def _asked(

@@ -57,7 +57,7 @@ class Job:
     checked: CheckedRows | None  # what to open its row from; None once it is open
     token_ids: list[int]  # those of the prompt and of the answer as far as it will not change
     prompt_end: int  # the end of its prompt, or of what was cached when it lost its pages: fed without a block
-    block_end: int  # the end of its next block, at most: it starts when there is cache up to here
+    block_end: int  # the end of its next block, at most: a job starts when there is cache up to here
     # Its own row while it waits; None while it is a row of the running batch, and before it is opened
     rows: Rows | None = None
     pages: list[int] = field(default_factory=list)  # the pages it holds, in the order of its positions
