@@ -39,9 +39,12 @@ from setblock.model.runners import forward
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import PrepackedLinear, prepacking_pays
 
+PRODUCTS, OTHERS = "products of weights", "the model's other operations"  # products: linear layers, the LM head too
+MODEL = (PRODUCTS, OTHERS)
+
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.
 PARTS: dict[str, tuple[Any, str]] = {
-    "the model's other operations": (forward, "logits_at"),
+    OTHERS: (forward, "logits_at"),
     "plan of the pass": (Rows, "spans"),
     "inputs": (rows, "next_feed"),
     "mask, logits' places": (forward.PaddedRunner, "logits"),
@@ -53,8 +56,6 @@ PARTS: dict[str, tuple[Any, str]] = {
     "state: advance": (BatchState, "advance"),
     "record": (loop, "_count"),
 }
-PRODUCTS = "products of weights"  # the linear layers, the LM head too
-MODEL = (PRODUCTS, "the model's other operations")
 METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
 
 

@@ -10,11 +10,13 @@ these costs from a simulated clock.
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.drafts.control import DraftControl, RowDrafts
+from setblock.decoding.drafts.control import DraftControl, RowDrafts, control_of
 from setblock.decoding.drafts.costs import TimedPass, unevenness
 from setblock.decoding.drafts.gains import DraftChoice, Prospects
 from setblock.model.protocol.runtime import Span
@@ -26,7 +28,6 @@ RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose
 SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300
 LOADS = tuple(1 << power for power in range(11))
 LEARNING = 40  # passes
-FREE_TOKENS = 512.0  # the prior of costs on any GPU
 ANY_PASS = "simulated"
 PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
 
@@ -42,7 +43,7 @@ def cost(tokens: int, rows: int) -> float:
 def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
     """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass.
     The first passes don't count: in these the costs are learned, from a clock that shows what `cost` says."""
-    rng, control = random.Random(seed), DraftControl(free_tokens=FREE_TOKENS)
+    rng, control = random.Random(seed), control_of(SimpleNamespace(device=torch.device("cuda")))
     known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
     drafts, stands = [0] * rows, [0] * rows
     gained = fed = 0

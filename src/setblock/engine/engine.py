@@ -53,14 +53,13 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
         checked, prompt_end = check_rows(self._model, [request.prompt], [request.settings]), len(request.prompt)
-        terms, total = checked.terms[0], self._pool.total * self._pool.page_tokens
-        needed = terms.limit
+        needed, total = checked.terms[0].limit, self._pool.total * self._pool.page_tokens
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
                 f"{needed - prompt_end} new tokens or enlarge kv_tokens"
             )
-        block_end = min(prompt_end + terms.block_size, needed)
+        block_end = min(prompt_end + checked.terms[0].block_size, needed)
         job = Job(request, self._arrivals, checked, list(request.prompt), prompt_end, block_end)
         self._jobs[request.id] = job
         self._arrivals += 1
@@ -196,8 +195,7 @@ class Engine:
         job, span = self._running[row], self._rows.whole_spans(self._runner)[row]
         job.rows = self._rows.taken([row])
         job.rows.state.evict()
-        terms = job.rows.state.terms.rows[0]
-        job.prompt_end = max(job.prompt_end, span.start) if job.prefilled else job.prompt_end
+        terms, job.prompt_end = job.rows.state.terms.rows[0], max(job.prompt_end, span.start)
         job.block_end = min(span.block_start + terms.block_size, terms.limit)
         job.release(self._pool)
         self._waiting.appendleft(job)
