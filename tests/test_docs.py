@@ -89,22 +89,3 @@ def test_commands_have_only_known_options(page):
         while hasattr(command, "commands"):
             command, rest = command.commands[rest[0]], rest[1:]
         command.make_context("setblock", rest)  # raises a usage error
-
-
-def figures_of(page):
-    """Rows of a page's tables with three figures or more, each as its figures."""
-    rows = [line.strip("| ").split("|") for line in page.read_text().splitlines() if line.startswith("| ")]
-    found = {tuple(cell.strip() for cell in row if re.search(r"\d", cell)) for row in rows}
-    return {row for row in found if len(row) >= 3}
-
-
-def test_no_row_of_figures_stands_in_two_places():
-    pages = [page for page in [*PAGES, *(ROOT / "docs" / "experiments").glob("*.md")] if page.name != "CHANGELOG.md"]
-    for i, page in enumerate(pages):
-        for other in pages[i + 1 :]:
-            assert figures_of(page) & figures_of(other) == set(), (page.name, other.name)
-
-
-def test_rows_of_figures_are_found(tmp_path):
-    (tmp_path / "a.md").write_text("| a | 1.0 | 99% | 3 |\n|---|---|---|---|\n| b | 1 | | |\n")
-    assert figures_of(tmp_path / "a.md") == {("1.0", "99%", "3")}
