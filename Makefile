@@ -12,7 +12,7 @@ QUIETLY := --quiet --log $(VENV)/install.log
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
-.PHONY: help setup demo test coverage test-families format lint types check docs docs-serve train bench test-vllm setup-vllm clean
+.PHONY: help setup demo quick test coverage test-families format lint types check docs docs-serve train bench test-vllm setup-vllm clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -70,6 +70,12 @@ lint: $(READY) ## lint
 
 types: $(READY) ## check the types, strictly
 	@$(BIN)/mypy
+
+QUICK := tests/test_masks.py tests/test_nano.py tests/decoding/samplers tests/decoding/state tests/decoding/step \
+	tests/decoding/test_generate.py
+
+quick: $(READY) format lint ## the checks of a minute: format, lint, masks, samplers, the state, and one pass of each method
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile $(TEST_FLAGS) $(QUICK)
 
 check: format lint types test ## everything that must pass before a commit
 

@@ -3,9 +3,9 @@
 import copy
 import gc
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -57,6 +57,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case, *of_case in zip(cases, *numbers, strict=True):
             if sum(of_case) % step:
                 case.add_marker(pytest.mark.nightly)
+
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""How many tests `-m` left out, by their markers; of a worker of xdist, in what it sends to the controller."""
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    names = ("families", "nightly", "readme", "servers")
+    for item in items:
+        marker = next((name for name in names if item.get_closest_marker(name)), "others")
+        item.config.stash.setdefault(LEFT_OUT, Counter())[marker] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = dict(session.config.stash.get(LEFT_OUT, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take the numbers of one worker: each collects, and leaves out, the same."""
+    node.config.stash[LEFT_OUT] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, None):
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(left_out.items()))
+        terminalreporter.write_line(f"left out: {counts}")
 
 
 def names_of(mark: pytest.Mark) -> list[str]:
