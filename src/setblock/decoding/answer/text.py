@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
 from setblock.errors import SetBlockError, prefixed, warn
+from setblock.locks import lock_of, one_at_a_time
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+@one_at_a_time()  # a tokenizer is switched between what a template writes and what was typed
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
@@ -176,8 +178,9 @@ class AnswerText(Companion):
 
     def _decode(self, *, final: bool) -> None:
         # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded along.
-        known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
-        text = self._tokenizer.decode(self._token_ids[self._window :], skip_special_tokens=True)
+        with lock_of(self._tokenizer):  # one that is read can't be switched
+            known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
+            text = self._tokenizer.decode(self._token_ids[self._window :], skip_special_tokens=True)
         if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
             return
         already = len(self.text)

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
+from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
@@ -67,6 +69,7 @@ def _hook_of(model: PreTrainedModel) -> SelectOutputs:
     return hook
 
 
+@one_at_a_time()
 def logits_at(
     model: PreTrainedModel,
     index: Tensor,
@@ -100,24 +103,44 @@ def logits_at(
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
     hook = _hook_of(model)
     hook.index, hook.take = index, take
-    # cuDNN's attention takes a tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys
-    has_cudnn: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # has no types
-    torch.backends.cuda.enable_cudnn_sdp(has_cudnn and cache is None)
     try:
-        output = (model if wrapped is None else wrapped)(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **more,
-        )
+        with nullcontext() if cache is None else _WITHOUT_CUDNN:
+            output = (model if wrapped is None else wrapped)(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                **more,
+            )
     finally:
         hook.index = hook.take = None
-        torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
     logits: Tensor = output.logits[0]
     return logits[:wanted]
 
+
+class _WithoutCudnn:
+    """Switch cuDNN's attention off as long as any thread is inside: the switch is one for all models of a process. It takes a
+    tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was_on = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # has no types
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._was_on)
+
+
+_WITHOUT_CUDNN = _WithoutCudnn()
 
 _MOST_SHAPES = 64  # that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so
 
@@ -176,6 +199,7 @@ class PaddedRunner(Runner):
         """Return `tokens`, or the least that a pass computes."""
         return max(tokens, self._attention.filled(1))
 
+    @one_at_a_time(of=lambda runner: runner._model)
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
         rows, queries = feed.tokens.shape

@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock import devices
+from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import OURS, mask_form
@@ -58,6 +59,7 @@ class PackedRunner(PagedRunner):
         """Return how many tokens the N real ones are filled up to."""
         return self._attention.filled(tokens)
 
+    @one_at_a_time(of=lambda runner: runner._model)
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
