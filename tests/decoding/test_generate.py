@@ -1,5 +1,6 @@
 """The three layers over the decoding loop: steps, a stream of text, a string; and the figures they report."""
 
+import gc
 import logging
 import math
 from collections.abc import Callable
@@ -114,6 +115,24 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
     assert all(
         bool(a.reading.took_part[row]) >= bool(b.reading.took_part[row]) for a, b in pairwise(steps) for row in range(3)
     )
+
+
+def test_chunks_that_are_kept_hold_no_logits(sbd: SBDModel, questions: list[str]) -> None:
+    """A pass's logits are megabytes where a vocabulary is large. With `with_steps` they are there."""
+    settings = DecodingSettings(method="exact", block_size=4, max_new_tokens=12)
+
+    def held() -> int:
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.dim() == 3]
+        return sum(each.shape[-1] == sbd.vocab_size for each in tensors)
+
+    before = held()
+    chunks = list(stream(sbd, questions[0], settings=settings))
+    assert held() == before
+    with_steps = list(stream(sbd, questions[0], settings=settings, with_steps=True))
+    assert len(chunks) == len(with_steps) <= held() - before
+    for chunk in with_steps:
+        assert chunk.step is not None and chunk.step.reading.given.logits.shape[-1] == sbd.vocab_size
 
 
 def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
