@@ -132,7 +132,8 @@ def test_chunks_that_are_kept_hold_no_logits(sbd: SBDModel, questions: list[str]
     with_steps = list(stream(sbd, questions[0], settings=settings, with_steps=True))
     assert len(chunks) == len(with_steps) <= held() - before
     for chunk in with_steps:
-        assert chunk.step is not None and chunk.step.reading.given.logits.shape[-1] == sbd.vocab_size
+        assert chunk.step is not None
+        assert chunk.step.reading.given.logits.shape[-1] == sbd.vocab_size
 
 
 def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
