@@ -95,6 +95,7 @@ class Rows:
         """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
         rest = Rows.joined([self], [0] * (size - self.state.batch))
         rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
+        rest.texts = [AnswerText(self.model.tokenizer) for _ in rest.texts]
         for row in range(rest.state.batch):
             rest.state.finish(row)
         return Rows.joined([self, rest])
