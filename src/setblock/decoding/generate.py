@@ -1,6 +1,6 @@
 """Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from setblock.decoding.answer.news import RowNews
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.rows import OpenBatch, Rows
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.checks import check_rows
+from setblock.decoding.settings.checks import check_count, check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
 from setblock.errors import ParameterError, SetBlockError
@@ -116,9 +116,14 @@ def generate_batch(
     """
     if isinstance(prompts, str):
         raise ParameterError("prompts must be a list of prompts, not a text: generate answers one prompt")
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+        raise ParameterError(f"prompts must be a list of prompts, not {prompts!r}")
+    prompts = list(prompts)
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or DecodingSettings()] * len(prompts)
-    settings, model = [settings_asked(named, base=each) for each in settings], loaded(model)
+    settings = [settings_asked(named, base=each) for each in settings]
+    check_count(prompts, settings)
+    model = loaded(model)
     rows = [
         (encode_prompt(model.tokenizer, prompt, raw=raw), each.of_sample(sample))
         for prompt, each in zip(prompts, settings, strict=True)
