@@ -5,12 +5,11 @@ A pass sets arguments on objects that all passes of a model share: hooks, the na
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from threading import RLock
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-Owner = TypeVar("Owner")
-P = ParamSpec("P")
-Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Lock:
@@ -38,18 +37,18 @@ def lock_of(owner: Any) -> Lock:
     return lock
 
 
-def one_at_a_time(
-    of: Callable[[Any], Any] = lambda owner: owner,
-) -> Callable[[Callable[Concatenate[Owner, P], Result]], Callable[Concatenate[Owner, P], Result]]:
+def one_at_a_time(of: Callable[[Any], Any] = lambda owner: owner) -> Callable[[Function], Function]:
     """Decorate a function so that one thread at a time runs it. `of` gives the object whose lock it takes, of the function's
     first argument: by default that argument itself."""
 
-    def decorate(function: Callable[Concatenate[Owner, P], Result]) -> Callable[Concatenate[Owner, P], Result]:
-        @wraps(function)
-        def locked(owner: Owner, *args: P.args, **kwargs: P.kwargs) -> Result:
-            with lock_of(of(owner)):
-                return function(owner, *args, **kwargs)
+    def decorate(function: Function) -> Function:
+        first = next(iter(signature(function).parameters))
 
-        return locked
+        @wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            with lock_of(of(args[0] if args else kwargs[first])):
+                return function(*args, **kwargs)
+
+        return cast(Function, locked)
 
     return decorate

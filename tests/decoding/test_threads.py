@@ -1,5 +1,7 @@
 """Several threads that use one model, and its tokenizer: each gets what it gets alone."""
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.offline import answered
 from setblock.engine.request import Request
 from setblock.integrations.transformers import generate as generate_as_transformers
+from setblock.locks import lock_of
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 
@@ -42,8 +45,8 @@ def _switch_often() -> Iterator[None]:
 
 def at_once(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
     """Run tasks in `THREADS` threads that begin together."""
-    begun = Barrier(THREADS)
-    with ThreadPoolExecutor(THREADS, initializer=begun.wait) as pool:
+    threads = min(THREADS, len(tasks))
+    with ThreadPoolExecutor(threads, initializer=Barrier(threads).wait) as pool:
         return [each.result() for each in [pool.submit(task) for task in tasks]]
 
 
@@ -146,6 +149,15 @@ def test_a_tokenizer_keeps_what_is_typed_apart(tokenizer: PreTrainedTokenizerBas
     assert tokenizer.eos_token_id not in alone[1]
     assert alone[0].count(tokenizer.eos_token_id) == 1
     assert at_once(tasks) == alone
+    assert encode_prompt(prompt=chat, tokenizer=tokenizer) == alone[0]
+
+
+def test_a_copy_of_a_model_has_its_own_lock(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    """A lock can be neither copied nor pickled."""
+    model = tiny_sbd("llama", trained_tokenizer).model
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    with lock_of(model):
+        assert at_once([lambda each=each: lock_of(each).__enter__() for each in twins]) == [None] * 2  # type: ignore[misc]
 
 
 def test_drafts_that_requests_learn_from_each_other(
