@@ -130,6 +130,10 @@ class Rows:
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
         """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
+        with devices.current(self.state.tokens.device):
+            return self._step(runner, spans, is_ahead=is_ahead)
+
+    def _step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool) -> DecodingStep:
         whole_blocks = bool(self.policy.companions.constrained)
         plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
