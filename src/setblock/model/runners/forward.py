@@ -303,12 +303,12 @@ class FiniteBlocks:
             self._is_needed = True
         where = (feed.in_block if in_block is None else in_block)[:, None, :, None]
         for layer in self._cache.layers:
-            layer.finite_at = where  # type: ignore[attr-defined]
+            layer.finite_at = where
         try:
             return run()
         finally:
             for layer in self._cache.layers:
-                layer.finite_at = None  # type: ignore[attr-defined]
+                layer.finite_at = None
 
 
 class FixedLayer(CacheLayerMixin):
