@@ -3,10 +3,13 @@
 Knows PyTorch's devices. Knows nothing of what is computed on them.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from setblock.errors import SetBlockError
 
 
 def waits(device: torch.device) -> bool:
@@ -14,22 +17,35 @@ def waits(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
+def check(device: torch.device) -> None:
+    """Raise `SetBlockError` for a device that this package was never run on."""
+    if device.type not in ("cpu", "cuda", "meta"):
+        raise SetBlockError(f"device must be cpu or cuda (cuda:1, ...), not {str(device)!r}: no other was tried")
+
+
+def current(device: torch.device) -> AbstractContextManager[None]:
+    """Make a device PyTorch's current one for a while: events are recorded on it, and some kernels run on it, whatever the
+    device of their tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class HostCopy:
     """Copy tables to the host, beginning at once, in one copy. Whoever reads it when the device has since been given a further
     pass does not make the device wait: that pass is running while the host reads."""
 
     def __init__(self, *tables: Tensor) -> None:
-        """Begin to copy `tables` [B, n], each of bool, int64 or float64, which nobody may change in place."""
+        """Begin to copy `tables` [B, n], each of bool, int64 or float32, which nobody may change in place."""
         self._tables = [(each.shape[1], each.is_floating_point()) for each in tables]
-        # What is float64 travels as int64 of the same bits
-        whole = [each.view(torch.int64) if each.is_floating_point() else each for each in tables]
-        values = torch.cat(whole, dim=1) if len(whole) > 1 else whole[0]
+        # What is float32 travels as whole numbers of the same bits
+        whole = [each.view(torch.int32) if each.is_floating_point() else each for each in tables]
+        values = torch.cat(whole, dim=1) if len(whole) > 1 else whole[0]  # int64
         self._values, self._arrived = values, None
         if values.device.type != "cpu":
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self._values.copy_(values, non_blocking=True)
-            self._arrived = torch.Event(device=values.device)
-            self._arrived.record()
+            with current(values.device):
+                self._arrived = torch.Event(device=values.device)
+                self._arrived.record()
 
     def read(self) -> list[list[list[Any]]]:
         """Return each table's rows, as soon as they have arrived: integers, 0 and 1 of what was bool, or floats."""
@@ -37,4 +53,4 @@ class HostCopy:
             self._arrived.synchronize()
         parts = torch.split(self._values, [width for width, _ in self._tables], dim=1)
         pairs = zip(parts, self._tables, strict=True)
-        return [(part.view(torch.float64) if is_float else part).tolist() for part, (_, is_float) in pairs]
+        return [(part.int().view(torch.float32) if is_float else part).tolist() for part, (_, is_float) in pairs]

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedTokenizerBase
 
+from answers import reciting
 from conftest import TEXTS
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import as_on_an_accelerator
+from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
@@ -210,3 +212,20 @@ def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> N
 def test_fixed_capacities_are_few_and_large_enough(needed: int) -> None:
     assert needed <= fixed_capacity(needed) < max(257, 2 * needed)
     assert fixed_capacity(needed) in {1 << power for power in range(8, 18)}
+
+
+def test_rows_that_fill_a_batch_up_leave_the_first_ones_text_alone() -> None:
+    """A compiled batch of three rows gets a fourth, which has ended. Text comes in halves of characters."""
+    tokenizer = train_tokenizer(["Tom has 12 apples."], vocab_size=270)
+    text = "n\u00e9e \U0001f44d\U0001f3fd \u2014"
+    prompt = tokenizer("Tom has").input_ids
+    sbd = reciting(tokenizer, [*tokenizer(text).input_ids, tokenizer.eos_token_id], after=len(prompt))
+    sbd.compile(backend="eager")
+    settings = DecodingSettings(method="ntp", max_new_tokens=60)
+    batch = open_batch(sbd, [prompt] * 3, [settings] * 3)
+    assert batch.state.batch == 4
+    texts = [""] * 3
+    for step in batch.steps():
+        new = batch.new_texts(batch.news(step))
+        texts = [before + piece for before, piece in zip(texts, new, strict=False)]
+    assert texts == [batch.generation(row).text for row in range(3)] == [text] * 3

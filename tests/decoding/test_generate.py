@@ -1,5 +1,6 @@
 """The three layers over the decoding loop: steps, a stream of text, a string; and the figures they report."""
 
+import gc
 import logging
 import math
 from collections.abc import Callable
@@ -23,7 +24,8 @@ from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.engine.engine import Engine
 from setblock.engine.request import Request
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
+from setblock.evaluation.result import outcomes_of
 from setblock.evaluation.tracing import trace
 from setblock.model.sbd_model import SBDModel
 
@@ -114,6 +116,25 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
     assert all(
         bool(a.reading.took_part[row]) >= bool(b.reading.took_part[row]) for a, b in pairwise(steps) for row in range(3)
     )
+
+
+def test_chunks_that_are_kept_hold_no_logits(sbd: SBDModel, questions: list[str]) -> None:
+    """A pass's logits are megabytes where a vocabulary is large. With `with_steps` they are there."""
+    settings = DecodingSettings(method="exact", block_size=4, max_new_tokens=12)
+
+    def held() -> int:
+        gc.collect()
+        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor) and each.dim() == 3]
+        return sum(each.shape[-1] == sbd.vocab_size for each in tensors)
+
+    before = held()
+    chunks = list(stream(sbd, questions[0], settings=settings))
+    assert held() == before
+    with_steps = list(stream(sbd, questions[0], settings=settings, with_steps=True))
+    assert len(chunks) == len(with_steps) <= held() - before
+    for chunk in with_steps:
+        assert chunk.step is not None
+        assert chunk.step.reading.given.logits.shape[-1] == sbd.vocab_size
 
 
 def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,3 +341,37 @@ def test_a_chunk_shows_its_text_and_the_package_its_names(sbd: SBDModel, prompts
     assert repr(chunk.text) in repr(chunk)
     assert "tensor" not in repr(chunk)
     assert dir(setblock) == sorted(setblock.__all__)
+
+
+def test_plain_decoding_makes_one_token_a_pass_after_a_prompt_in_parts(sbd: SBDModel, prompts: list[list[int]]) -> None:
+    """The parts of a prompt, and what is fed again after a preemption, are counted as the one pass that a prefill is."""
+    settings = DecodingSettings(method="ntp", max_new_tokens=9, prefill_chunk=10)
+    whole, in_parts = (
+        generate_batch(sbd, [prompts[2]], settings=each)[0]
+        for each in (replace(settings, prefill_chunk=None), settings)
+    )
+    assert (whole.passes.prefill, in_parts.passes.prefill) == (1, 4)
+    assert whole.tokens_per_forward == in_parts.tokens_per_forward == 1
+    assert outcomes_of([whole, in_parts]).tokens_per_forward == 1
+    assert in_parts.num_forwards == in_parts.passes.total == 4 + 8
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_list_of_settings_has_one_for_each_prompt(sbd: SBDModel, count: int) -> None:
+    prompts, settings = ["Tom has", " 12"], [DecodingSettings(method="ntp", max_new_tokens=2)] * count
+    with pytest.raises(ParameterError, match=f"^settings must be one .* for each of the 2 prompts, not {count}$"):
+        generate_batch(sbd, prompts, settings=settings, raw=True)
+    with pytest.raises(ParameterError, match=f"^settings must be one .* for each of the 2 prompts, not {count}$"):
+        open_batch(sbd, [[5, 6], [7]], settings)
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"role": "user", "content": "Tom has"}])
+def test_prompts_are_a_list(sbd: SBDModel, prompts: Any) -> None:
+    with pytest.raises(ParameterError, match=r"^prompts must be a list of prompts, not "):
+        generate_batch(sbd, prompts)
+
+
+def test_prompts_may_come_one_by_one(sbd: SBDModel) -> None:
+    options: dict[str, Any] = {"raw": True, "method": "ntp", "max_new_tokens": 3}
+    (found,) = generate_batch(sbd, (text for text in ["Tom has"]), **options)  # type: ignore[arg-type]
+    assert found.token_ids == generate(sbd, "Tom has", **options).token_ids

@@ -1,6 +1,6 @@
 """Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from setblock.decoding.answer.news import RowNews
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.rows import OpenBatch, Rows
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.checks import check_rows
+from setblock.decoding.settings.checks import check_count, check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.absorb import DecodingStep
 from setblock.errors import ParameterError, SetBlockError
@@ -24,13 +24,13 @@ class StreamChunk:
     Attributes:
         text: the text that became final in this pass; may be empty.
         event: what the pass did, such as the tokens that it revealed.
-        step: the same as tensors of a batch of one, and the logits.
+        step: the same as tensors of a batch of one, and the logits, where `with_steps` asked for it; else None.
         generation: the finished answer, on the last chunk only.
     """
 
     text: str
     event: RowNews
-    step: DecodingStep = field(repr=False)
+    step: DecodingStep | None = field(default=None, repr=False)
     generation: Generation | None = None
 
     def __str__(self) -> str:
@@ -57,6 +57,7 @@ def stream(
     *,
     settings: DecodingSettings | None = None,
     raw: bool = False,
+    with_steps: bool = False,
     **named: Any,
 ) -> Iterator[StreamChunk]:
     """Generate an answer, and yield a chunk after each forward pass.
@@ -66,6 +67,8 @@ def stream(
         prompt: a text or chat messages; see `encode_prompt`.
         settings: how to decode. The default is the model's calibrated setting, otherwise the defaults of `DecodingSettings`.
         raw: don't apply the chat template.
+        with_steps: let each chunk have its pass's tensors, logits [1, m, V] among them: megabytes with a large vocabulary, for
+            as long as the chunk is kept.
         named: single settings, in place of those in `settings`, such as `max_new_tokens=50`. `sampler` may be a name, and its
             parameters are settings, too.
 
@@ -77,7 +80,7 @@ def stream(
         news = batch.news(step)
         text = batch.new_texts(news)[0]
         generation = _without_failure(batch.generation(0)) if news[0].finished else None
-        yield StreamChunk(text, news[0], step, generation)
+        yield StreamChunk(text, news[0], step if with_steps else None, generation)
 
 
 def generate(
@@ -113,9 +116,14 @@ def generate_batch(
     """
     if isinstance(prompts, str):
         raise ParameterError("prompts must be a list of prompts, not a text: generate answers one prompt")
+    if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
+        raise ParameterError(f"prompts must be a list of prompts, not {prompts!r}")
+    prompts = list(prompts)
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or DecodingSettings()] * len(prompts)
-    settings, model = [settings_asked(named, base=each) for each in settings], loaded(model)
+    settings = [settings_asked(named, base=each) for each in settings]
+    check_count(prompts, settings)
+    model = loaded(model)
     rows = [
         (encode_prompt(model.tokenizer, prompt, raw=raw), each.of_sample(sample))
         for prompt, each in zip(prompts, settings, strict=True)

@@ -32,6 +32,7 @@ from setblock.decoding.step.feed import (
     spans_ahead,
 )
 from setblock.devices import HostCopy
+from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, Runner, Span, as_it_is, pass_kind
 
 
@@ -55,12 +56,14 @@ class Rows:
         """Return the rows of requests, with tensors of their full capacity on the model's device."""
         model, terms = checked.model, checked.terms
         state = open_state(checked.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
+        with lock_of(model):
+            drafts = [control_of(model).new_row() if row.adapts_drafts else None for row in terms]
         return cls(
             model=model,
             state=state,
             policy=Policy(terms, checked.companions, vocab_size=model.vocab_size, device=model.device),
             texts=checked.texts,
-            drafts=[control_of(model).new_row() if row.adapts_drafts else None for row in terms],
+            drafts=drafts,
             started=[checked.started] * len(terms),
             next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in checked.prompts],
         )
@@ -92,6 +95,7 @@ class Rows:
         """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
         rest = Rows.joined([self], [0] * (size - self.state.batch))
         rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
+        rest.texts = [AnswerText(self.model.tokenizer) for _ in rest.texts]
         for row in range(rest.state.batch):
             rest.state.finish(row)
         return Rows.joined([self, rest])
@@ -103,6 +107,7 @@ class Rows:
             self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
         return self.next_spans
 
+    @one_at_a_time(of=lambda rows: rows.model)  # requests to a model share what is known of drafts
     @torch.inference_mode()
     def spans(self, runner: Runner) -> list[Span]:
         """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
@@ -121,9 +126,14 @@ class Rows:
         self.next_spans, self.is_decided = spans, True
         return spans
 
+    @one_at_a_time(of=lambda rows: rows.model)
     @torch.inference_mode()
     def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
         """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
+        with devices.current(self.state.tokens.device):
+            return self._step(runner, spans, is_ahead=is_ahead)
+
+    def _step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool) -> DecodingStep:
         whole_blocks = bool(self.policy.companions.constrained)
         plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)

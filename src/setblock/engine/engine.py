@@ -17,6 +17,7 @@ from setblock.engine.pages import PagePool
 from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
+from setblock.locks import lock_of
 from setblock.model.protocol.runtime import LanguageModel, Span
 
 
@@ -90,13 +91,15 @@ class Engine:
         """Return the engine's counters."""
         pool, running = self._pool, len(self._running)
         used = (pool.total - pool.available) * pool.page_tokens
+        with lock_of(self._model):
+            pass_seconds = control_of(self._model).curve(self._runner, rows=running, cached=used)
         return EngineFigures(
             waiting=len(self._waiting),
             running=running,
             kv_tokens_used=used,
             kv_tokens_cached=len(pool.idle) * pool.page_tokens,
             kv_tokens_total=pool.total * pool.page_tokens,
-            pass_seconds=control_of(self._model).curve(self._runner, rows=running, cached=used),
+            pass_seconds=pass_seconds,
             **self._counts,
         )
 

@@ -47,8 +47,8 @@ class Outcomes:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Return the tokens per pass, prefills included."""
-        return sum(self.tokens) / self.num_forwards
+        """Return the tokens per pass, the prefill of each example counted as one."""
+        return sum(self.tokens) / (sum(min(each, 1) for each in self.prefill) + sum(self.decoding))
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -198,7 +198,7 @@ class Exam:
             outcomes=outcomes_of(generations, ntp=None if ntp is None else ntp.token_ids, verdicts=verdicts),
             seconds=answers.seconds,
             ntp=ntp,
-            made=provenance(),
+            made=provenance(self.model.device),
             token_ids=[each.token_ids for each in generations] if ntp is None else None,
         )
 

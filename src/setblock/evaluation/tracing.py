@@ -81,8 +81,9 @@ def trace(
     passes, generation = [], None
     standing: dict[int, TracedToken] = {}  # what the answer holds so far
     start = 0  # of the open block
-    for chunk in stream(model, prompt, settings=settings, raw=raw):  # not kept: each holds a pass's logits
+    for chunk in stream(model, prompt, settings=settings, raw=raw, with_steps=True):
         event, step = chunk.event, chunk.step
+        assert step is not None
         places = (step.positions[0] - prompt_length).tolist()
         before, start = start, places[0]
         corrected = None if event.corrected is None else token(event.corrected)

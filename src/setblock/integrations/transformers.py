@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from setblock import devices
 from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.settings.asked import settings_asked
@@ -283,6 +284,7 @@ def _refuse_model_kwargs(model_kwargs: dict[str, Any], attention_mask: Tensor) -
 
 
 def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, *, ends: tuple[int, ...]) -> SBDModel:
+    devices.check(model.device)
     refuse_unsupported(model.config)
     plan_attention(model)
     sbd = SBDModel(model, tokenizer or SimpleNamespace(eos_token_id=None), facts=read_facts(model.config))

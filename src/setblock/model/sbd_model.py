@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.files import ASSETS, FACTS_FILE
+from setblock.locks import lock_of
 from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, gate_of
 from setblock.model.attention.attention import plan_of, planned
@@ -120,7 +121,8 @@ class SBDModel:
 
     def runner(self, *, rows: int, capacity: int, branched: int = 0) -> PaddedRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
-        return PaddedRunner(self.model, rows=rows, capacity=capacity, branched=branched, compiled=self.compiled)
+        with lock_of(self.model):  # a pass of another thread changes the config that a runner asks
+            return PaddedRunner(self.model, rows=rows, capacity=capacity, branched=branched, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`. Raise `SetBlockError` if the model is compiled, or its attention
@@ -132,7 +134,8 @@ class SBDModel:
             )
         if reason := plan_attention(self.model).unpackable:
             raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
-        return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
+        with lock_of(self.model):
+            return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
     def prepare_for_training(
         self,

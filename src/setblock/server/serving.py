@@ -142,13 +142,14 @@ class Reply:
         done, kinds = self.done, ("prefill", "block", "commit")
         tokens = sum(each.num_tokens for each in done)
         forwards = sum(each.num_forwards for each in done)
+        counted = sum(each.passes.with_one_prefill for each in done)
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": tokens,
             "total_tokens": self.prompt_tokens + tokens,
             "num_forwards": forwards,
             "passes": {kind: sum(getattr(each.passes, kind) for each in done) for kind in kinds},
-            "tokens_per_forward": tokens / forwards if forwards else None,
+            "tokens_per_forward": tokens / counted if counted else None,
             "num_drafted_tokens": sum(each.drafted for each in done),
             "num_accepted_tokens": sum(each.accepted for each in done),
         }

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import ParameterError, check_installed, prefixed
+from setblock.locks import lock_of
 from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonSchema, Regex, Structure, parts
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Grammars:
         check_installed("structured output", "llguidance", extra="structured")
         from llguidance.hf import from_tokenizer
 
-        with prefixed("structured output is not possible with this model's tokenizer", ValueError):
+        with lock_of(tokenizer), prefixed("structured output is not possible with this model's tokenizer", ValueError):
             self.vocabulary = from_tokenizer(tokenizer)
         self._kept = lru_cache(KEPT)(self._compiled)
 

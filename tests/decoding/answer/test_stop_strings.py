@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from answers import ORDERS, InOrder, answers, reciting
 from setblock.data.tokenizer import train_tokenizer
@@ -100,6 +101,34 @@ def test_the_answer_ends_before_a_stop_string(
             assert generation.token_ids == token_ids[:whole]
         assert len(generation.revealed_by) == len(generation.entropy) == generation.num_tokens
         assert max(generation.revealed_by) <= generation.passes.decoding
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytes as tokens", "characters"])
+def test_a_replacement_character_is_a_character(kind: str) -> None:
+    """Half a character is decoded to U+FFFD, too. That of the text is whole with its last byte, and half of another is not."""
+    if kind == "bytes":
+        tokenizer: Any = BYTES
+    else:  # as SentencePiece has it: bytes of what it doesn't know, or the character
+        text = " \ufffdab" if kind == "characters" else " ab"
+        vocabulary = {each: place for place, each in enumerate(dict.fromkeys(text))}
+        vocabulary |= {f"<0x{byte:02X}>": len(vocabulary) + byte for byte in range(256)} | {
+            "<unk>": len(vocabulary) + 256
+        }
+        made = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+        made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    stop, after = tokenizer("\ufffd").input_ids, tokenizer("\uf8ff").input_ids  # the same first bytes, but the last
+    assert tokenizer.decode(after) == "\uf8ff"
+    text = AnswerText(tokenizer, stop=("\ufffd",))
+    text.read([*tokenizer("a").input_ids, *after[:2]])
+    assert text.stop_length is None
+    text.read([*after[2:], *stop[:-1]])
+    assert (text.text, text.stop_length) == ("a\uf8ff", None)
+    text.read(stop[-1:])
+    assert (text.text, text.stop_length) == ("a\uf8ff", 1 + len(after) + len(stop))
+    streamed = AnswerText(tokenizer)
+    streamed.read(stop)
+    assert streamed.take() == "\ufffd"
 
 
 @pytest.mark.in_turn
@@ -233,6 +262,9 @@ def test_a_stop_string_in_a_token_that_ends_with_half_a_character(tokenizer: Pre
             text = BYTES.decode([token_id for part in parts for token_id in part], **options)
             assert isinstance(text, str)
             return text
+
+        def convert_ids_to_tokens(self, token_ids: list[int]) -> list[str]:
+            return [BYTES.convert_ids_to_tokens(half if token_id == 1000 else token_id) for token_id in token_ids]
 
     for token_ids, length in (([1000], 1), ([half + 1, 1000], 2), ([1000, *BYTES("b").input_ids], 2)):
         answer = AnswerText(Joined(), stop=["a"])  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 tests hold on the machine that runs them."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from families import tiny_model, tiny_sbd
 from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine import Engine, Request
+from setblock.engine import Engine, EngineLimits, Request
 from setblock.engine.offline import answered
 from setblock.model.attention import invariant
 from setblock.model.attention.grouped import GroupedAttention
@@ -167,6 +168,31 @@ def test_a_long_prompt_gets_the_same_bits_alone_and_in_a_batch(dtype, trained_to
     alone = [decoded(model, [prompt], settings[0])[0] for prompt in prompts]
     assert [decoded(model, prompts, each) for each in settings] == [alone, alone]
     assert len({tuple(each) for each in alone}) > 1
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_prompt_gets_the_same_bits_in_parts_of_all_sizes(kernel, dtype, trained_tokenizer):
+    """Fed by `generate` in parts, and by engines as their budget and their prefix cache have it. An entropy shows each bit of
+    the logits."""
+    model = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=dtype, max_position_embeddings=1024, **SIZES)
+    model.end_of_text_ids = ()
+    prompt = [2 + place * place % 200 for place in range(700)]
+    settings = DecodingSettings(method="ntp", max_new_tokens=8)
+    found = {
+        f"in parts of {size}": generate_batch(model, [prompt], settings=replace(settings, prefill_chunk=size))[0]
+        for size in (40, 300, 511, 512, 700)
+    }
+    for budget in (90, 640, 1024):
+        limits = EngineLimits(max_num_batched_tokens=budget, kv_tokens=2048)
+        for earlier in ([], prompt[:16], prompt[:333], prompt[:650]):  # what the cache holds of it already
+            engine = Engine(model, limits)
+            for name, tokens in (("earlier", earlier), ("asked", prompt)):
+                if tokens:
+                    answer = dict(answered(engine, [Request(name, tokens, settings)]))[name]
+            assert engine.figures.prefix_hit_tokens == len(earlier) // 16 * 16
+            found[f"{budget} tokens in a pass, {len(earlier)} there"] = answer
+    kinds = {(tuple(each.token_ids), tuple(each.entropy)) for each in found.values()}
+    assert len(kinds) == 1, {name: each.entropy[:2] for name, each in found.items()}
 
 
 LONG = (20, 400, 511, 512, 513, 1100)

@@ -40,7 +40,7 @@ class ModelOptions:
     )
     dtype: Dtype = option("auto", "Type of the weights. auto: as in the checkpoint.", is_rare=True)
     device: str | None = rare(
-        "Where to run the model: cpu, cuda, cuda:1, mps. Default: a CUDA GPU if there is one, else the CPU."
+        "Where to run the model: cpu, cuda, or cuda:1 and so on. Default: a CUDA GPU if there is one, else the CPU."
     )
     trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.", is_rare=True)
     quantization: Quantization | None = rare(

@@ -27,6 +27,11 @@ class PassCounts:
         return self.prefill + self.block + self.commit
 
     @property
+    def with_one_prefill(self) -> int:
+        """Return the count with one pass for the prompt, in however many parts it was fed, and if it was fed again."""
+        return min(self.prefill, 1) + self.decoding
+
+    @property
     def decoding(self) -> int:
         """Return the count without the prefill, as NFE speed-ups are counted, for both methods."""
         return self.block + self.commit
@@ -93,8 +98,8 @@ class Generation:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Return the tokens per forward pass, including the prefill: exactly 1 for method `ntp`, 0 without any pass."""
-        return self.num_tokens / max(1, self.num_forwards)
+        """Return the tokens per forward pass, the prefill counted as one: exactly 1 for method `ntp`, 0 without any pass."""
+        return self.num_tokens / max(1, self.passes.with_one_prefill)
 
 
 Kind = Literal["prefill", "block", "commit"]

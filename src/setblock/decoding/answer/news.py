@@ -61,10 +61,10 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
         *(each[:, :width] for each in (step.positions, step.revealed, step.token_ids)),
-        step.entropy[:, :width].double(),
+        step.entropy[:, :width],
     ]
     if (check := read.check) is not None:
-        parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:].double())
+        parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:])
     return [_row_news(*row) for row in zip(*HostCopy(*parts).read(), strict=True)]
 
 

@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
 from setblock.errors import SetBlockError, prefixed, warn
+from setblock.locks import lock_of, one_at_a_time
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+@one_at_a_time()  # a tokenizer is switched between what a template writes and what was typed
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
@@ -132,6 +134,13 @@ def _names_special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
     return any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special)
 
 
+_REPLACEMENT = ("\ufffd", "\u00ef\u00bf\u00bd", "<0xEF><0xBF><0xBD>")
+"""How tokens spell U+FFFD as a character of the text: in tokenizers of characters, of bytes, and of both. Half a character is
+decoded to it, too."""
+
+_MOST_OF_CHARACTER = 4  # tokens that a character may be: it has at most so many bytes
+
+
 class AnswerText(Companion):
     """Build an answer's text token by token: append-only, whole characters only, cut before a stop string.
 
@@ -176,16 +185,27 @@ class AnswerText(Companion):
 
     def _decode(self, *, final: bool) -> None:
         # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded along.
-        known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
-        text = self._tokenizer.decode(self._token_ids[self._window :], skip_special_tokens=True)
-        if len(text) <= len(known) or (text.endswith("\ufffd") and not final):
+        with lock_of(self._tokenizer):  # one that is read can't be switched
+            known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
+            count = len(self._token_ids)
+            for end in range(count, max(self._read, count - _MOST_OF_CHARACTER), -1):
+                text = self._tokenizer.decode(self._token_ids[self._window : end], skip_special_tokens=True)
+                if final or not text.endswith("\ufffd") or self._is_replacement(end):
+                    break
+            else:  # half a character
+                return
+        if len(text) <= len(known):
             return
         already = len(self.text)
         self.text += text[len(known) :]
-        self._window, self._read = self._read, len(self._token_ids)
+        self._window, self._read = self._read, end
         if len(self._token_ids) <= self._min_new_tokens:
             return
         found = [self.text.find(each, max(0, already - len(each) + 1)) for each in self._stop]
         if any(place >= 0 for place in found):
             self.text = self.text[: min(place for place in found if place >= 0)]
             self.stop_length = len(self._token_ids)
+
+    def _is_replacement(self, end: int) -> bool:
+        tokens = self._tokenizer.convert_ids_to_tokens(self._token_ids[max(0, end - _MOST_OF_CHARACTER) : end])
+        return "".join(tokens).endswith(_REPLACEMENT)

@@ -56,6 +56,14 @@ def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RowTerms) -> 
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
 
 
+def check_count(prompts: Sequence[object], settings: Sequence[DecodingSettings]) -> None:
+    """Raise `ParameterError` if there are not as many settings as prompts."""
+    if len(settings) != len(prompts):
+        raise ParameterError(
+            f"settings must be one for all, or a list with one for each of the {len(prompts)} prompts, not {len(settings)}"
+        )
+
+
 @dataclass(frozen=True)
 class CheckedRows:
     """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet."""
@@ -74,6 +82,7 @@ def check_rows(
     """Check requests against the model; each is one answer. A row that leaves its operating point open gets the model's
     calibrated one. Raise `SetBlockError` if a prompt is empty or too long, or a row asks for what the model can't do."""
     started = time.perf_counter()
+    check_count(prompts, settings)
     asked = [with_calibration(model, each) for each in settings]
     terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
     # A block that nothing checks may be larger than any that the model was trained with

@@ -59,9 +59,9 @@ def span_of(row: Sequence[int]) -> Span:
 def prompts_in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_tokens: float | None) -> list[Span]:
     """Return the spans with no more of the prompts than one pass is fed, and nothing else. At least one feeds a prompt.
 
-    As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded, for other kernels.
-    Then, where passes have padding, prompts of about one length are fed together, the longest first. `free_tokens`: what a
-    further pass costs, in tokens; None where passes have no padding.
+    As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded. Then,
+    where passes have padding, prompts of about one length are fed together, the longest first. `free_tokens`: what a further
+    pass costs, in tokens; None where passes have no padding.
     """
     chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
     prompts = [row for row, span in enumerate(spans) if span.is_prefill]

@@ -66,14 +66,15 @@ def code_identity() -> dict[str, str | None]:
     return {"version": version("setblock"), "commit": _commit(), "sources": sources}
 
 
-def provenance() -> dict[str, Any]:
-    """Return hardware, versions and date."""
+def provenance(device: torch.device | None = None) -> dict[str, Any]:
+    """Return hardware, versions and date. `device`: the model's; by default PyTorch's current GPU, if there is one."""
+    is_cpu = not torch.cuda.is_available() or (device is not None and device.type != "cuda")
     return {
         "hardware": {
             "cpu": _processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "gpu": None if is_cpu else torch.cuda.get_device_name(device),
             "system": f"{platform.system()} {platform.machine()}",
         },
         "versions": {

@@ -48,7 +48,8 @@ def grouped_sdpa(
 ) -> tuple[Tensor, None]:
     """Attend as Transformers asks: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or [B, 1, G Q, K], or
     None where each query sees every key. Returns [B, Q, H, D]. Transformers' `sdpa` is left what is not plain masked attention,
-    and so many queries that their masks outweigh the keys (`_most`)."""
+    and so many queries that their masks outweigh the keys (`_most`). `must_be_invariant`: whether a query gets the same bits
+    whatever shares its pass. Then so many are attended head by head, with one mask."""
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
     of_group = heads // groups  # G
     # Arguments by which Transformers' `sdpa` does something else
@@ -58,8 +59,7 @@ def grouped_sdpa(
     if attention_mask is not None and (
         attention_mask.shape[1] > 1
         or not is_plain
-        or (of_group == 1 and not must_be_invariant)
-        or queries > _most(groups, size, must_be_invariant=must_be_invariant)
+        or (not must_be_invariant and (of_group == 1 or queries > _most(groups, size)))
     ):
         if attention_mask.shape[2] > queries:  # was made for a group
             attention_mask = attention_mask[:, :, :queries].to(query.dtype)
@@ -67,6 +67,10 @@ def grouped_sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return result
+    if must_be_invariant and queries > _MOST_INVARIANT:
+        heads_of = query.view(batch, groups, of_group, queries, size).unbind(dim=2)
+        apart = [invariant_attention(each, key, value, attention_mask, scale=scaling) for each in heads_of]
+        return torch.stack(apart, dim=2).reshape(batch, heads, queries, -1).transpose(1, 2).contiguous(), None
     together, mask = query.reshape(batch, groups, of_group * queries, size), attention_mask
     if mask is not None and mask.shape[2] < of_group * queries:
         mask = mask[:, :, :queries].repeat(1, 1, of_group, 1)
@@ -109,7 +113,8 @@ class GroupedAttention:
         self.needs_masks = not self.is_used or self.is_invariant or {*layer_windows(self.config).values()} != {None}
         repeats = self.is_used and (heads > groups or self.is_invariant)
         # With more, a mask is left as it is
-        self.most_queries = _most(groups, size, must_be_invariant=self.is_invariant) if repeats else 0
+        most = _MOST_INVARIANT if self.is_invariant else _most(groups, size)
+        self.most_queries = most if repeats else 0
 
     def active(self) -> AbstractContextManager[None]:
         """Have the model's layers call it for a while."""
@@ -152,10 +157,13 @@ def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
         config._attn_implementation = usual
 
 
-def _most(groups: int, size: int, *, must_be_invariant: bool) -> int:
-    """Return the queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D].
-    Where a token must get the same bits in each pass, these are all but a whole part of a prompt, which is never padded."""
-    return PROMPT_PART - 1 if must_be_invariant else 2 * groups * size
+def _most(groups: int, size: int) -> int:
+    """Return the queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D]."""
+    return 2 * groups * size
+
+
+_MOST_INVARIANT = PROMPT_PART - 1
+"""Queries whose mask is written for each head of a group, once for all layers, where a query must get the same bits."""
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)

@@ -9,7 +9,7 @@ of summation depends on the shapes give texts that differ.
 PyTorch's own kernel (SDPA) sums in one order on most CPUs, if a call has `ROWS` queries or a multiple of them, and whole chunks
 of keys. Whether it does is tried once (`sdpa_keeps_bits`). Where it doesn't, every sum has one order here:
 
-    scores     q k^T in float32: the sum is over D, which is fixed, of at least `_LEAST_ROWS` and at most `_PART` of D at once
+    scores     q k^T in float32, of at least `_LEAST_ROWS` queries: the sum is over D, which is fixed, `_PART` at once
     weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
     values     one product for each chunk of `CHUNK` keys, then the sum over chunks, in order, in float32
 """
@@ -23,8 +23,9 @@ from setblock.masks import added
 ROWS = 16
 """Queries of a call of SDPA are a multiple of so many: AMX computes 16 rows at once."""
 
-_LEAST_ROWS = 4
-"""Queries of a float32 product at least. With fewer, its kernels sum in another order."""
+_LEAST_ROWS, _ROWS_IN_ORDER = 4, 128
+"""Queries of a float32 product at least: with fewer, its kernels sum in another order. And at most: the scores of more don't
+stay in the caches, which takes twice the time."""
 
 CHUNK = 64
 """Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
@@ -62,8 +63,12 @@ def invariant_attention(
         key, value = pad(key, (0, 0, 0, rest)), pad(value, (0, 0, 0, rest))
         bias = pad(bias, (0, rest), value=-torch.inf)
     bias = bias[:, :, : rows + more].expand(-1, -1, rows + more, -1)
-    attend = scaled_dot_product_attention if has_sdpa else _attention_in_order
-    return attend(query, key, value, bias, scale=size**-0.5 if scale is None else scale)[:, :, :rows]
+    scale = size**-0.5 if scale is None else scale
+    if has_sdpa:
+        return scaled_dot_product_attention(query, key, value, bias, scale=scale)[:, :, :rows]
+    parts = -(-(rows + more) // _ROWS_IN_ORDER)  # alike, and so none is of few rows
+    pairs = zip(query.tensor_split(parts, dim=2), bias.tensor_split(parts, dim=2), strict=True)
+    return torch.cat([_attention_in_order(each, key, value, of, scale=scale) for each, of in pairs], dim=2)[:, :, :rows]
 
 
 def _attention_in_order(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
@@ -84,8 +89,9 @@ def _attention_in_order(query: Tensor, key: Tensor, value: Tensor, bias: Tensor,
 def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
     """Return whether SDPA gives a query of D = `size` the same bits in every call of whole rows and chunks, on this CPU. Tries
     it once, which takes some milliseconds: queries that see 1, 2, ... chunks of keys, each alone with the keys that it sees and
-    all together. The numbers are such that sums cancel out, and what is left of them is their rounding: in half of the heads
-    the scores, q k^T, and in the others the sum of the values."""
+    all together, once and several times over, since kernels take more queries at once where there are more. The numbers are
+    such that sums cancel out, and what is left of them is their rounding: in half of the heads the scores, q k^T, and in the
+    others the sum of the values."""
     if (dtype, size) not in _KEEPS_BITS:
         numbers, most = torch.Generator().manual_seed(0), 11  # chunks: SDPA goes through 512 keys at a time
         keys, rows = most * CHUNK, most * ROWS
@@ -106,10 +112,16 @@ def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
         sees = torch.arange(keys) < CHUNK * (1 + torch.arange(rows) // ROWS)[:, None]
         bias = added(sees).to(dtype)[None, None]
         with torch.inference_mode():
-            together = scaled_dot_product_attention(query, key, value, bias)
             apart = []
             for start, seen in zip(range(0, rows, ROWS), range(CHUNK, keys + 1, CHUNK), strict=True):
                 each, of_each = query[:, :, start : start + ROWS], bias[:, :, start : start + ROWS, :seen]
                 apart.append(scaled_dot_product_attention(each, key[:, :, :seen], value[:, :, :seen], of_each))
-            _KEEPS_BITS[dtype, size] = torch.equal(torch.cat(apart, dim=2), together)
+            found = torch.cat(apart, dim=2)
+            _KEEPS_BITS[dtype, size] = all(
+                torch.equal(
+                    scaled_dot_product_attention(query.repeat(1, 1, n, 1), key, value, bias.repeat(1, 1, n, 1)),
+                    found.repeat(1, 1, n, 1),
+                )
+                for n in (1, 2, 5)
+            )
     return _KEEPS_BITS[dtype, size]

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from setblock import devices
 from setblock.errors import SetBlockError, SetBlockWarning, prefixed, warn
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
@@ -98,6 +99,11 @@ def load(
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise SetBlockError(f"can't use device {device!r}: {_line(error)}") from error
+    devices.check(device)
     if quantization is not None and facts is not None and facts.noisy_adapter:
         raise SetBlockError(
             f"model {source} has an adapter on its future block, and can't be quantised: load it without quantization"
@@ -107,7 +113,7 @@ def load(
     tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
     usual = None  # Transformers' choice, which is best, but SDPA has no soft-capping of scores
     if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        usual = "flex_attention" if torch.cuda.is_available() else "eager"
+        usual = "flex_attention" if device.type == "cuda" else "eager"
     in_four_bits = {"quantization_config": four_bits()} if quantization == "nf4" else {}
     _STEPS.info("reading the weights of %s", path)
     with _reading(source, "its weights"):
@@ -119,7 +125,7 @@ def load(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, by name
             output_loading_info=True,
-            device_map={"": device} if in_four_bits or str(device) == "meta" else None,
+            device_map={"": device} if in_four_bits or device.type == "meta" else None,
             **in_four_bits,
         )
     _check_weights(source, report)

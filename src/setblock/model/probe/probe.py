@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, one_line, prefixed
+from setblock.locks import one_at_a_time
 from setblock.model.attention.attention import AttentionPlan, planned, set_plan
 from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, Expected, check_decoding, check_training
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
@@ -32,6 +33,7 @@ _STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
 _PAGE = 4  # tokens
 
 
+@one_at_a_time()
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
     """Find the plan by which a model's attention is to be called, and let it be called so from now on. Raise `SetBlockError`,
     which says what goes wrong, if the model can't be decoded in blocks.

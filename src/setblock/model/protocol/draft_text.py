@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from setblock.errors import SetBlockError
+from setblock.locks import lock_of
 
 if TYPE_CHECKING:
     from setblock.model.protocol.runtime import LanguageModel
@@ -98,7 +99,8 @@ def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
     ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # of several, the one that ends a turn of a chat
     end = [last] if last in ends else list(ends[:1])
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    coded = [model.tokenizer(text, **options).input_ids for text in texts]
+    with lock_of(model.tokenizer):
+        coded = [model.tokenizer(text, **options).input_ids for text in texts]
     greatest = max((token for token_ids in coded for token in token_ids), default=0)
     if greatest >= model.vocab_size:
         raise SetBlockError(

@@ -87,6 +87,11 @@ class PassPlan:
     spans: Sequence[Span] | None = None
 
     @property
+    def has_blocks(self) -> bool:
+        """Return whether any row is fed a block; True where only the device knows."""
+        return self.spans is None or any(span.in_block for span in self.spans)
+
+    @property
     def has_all(self) -> bool:
         """Return whether all rows of the batch take part."""
         return self.rows.shape[0] == self.batch

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from setblock import devices
+from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
@@ -67,6 +69,7 @@ def _hook_of(model: PreTrainedModel) -> SelectOutputs:
     return hook
 
 
+@one_at_a_time()
 def logits_at(
     model: PreTrainedModel,
     index: Tensor,
@@ -100,24 +103,44 @@ def logits_at(
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
     hook = _hook_of(model)
     hook.index, hook.take = index, take
-    # cuDNN's attention takes a tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys
-    has_cudnn: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # has no types
-    torch.backends.cuda.enable_cudnn_sdp(has_cudnn and cache is None)
     try:
-        output = (model if wrapped is None else wrapped)(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            **more,
-        )
+        with nullcontext() if cache is None else _WITHOUT_CUDNN:
+            output = (model if wrapped is None else wrapped)(
+                input_ids=input_ids,
+                position_ids=position_ids,
+                attention_mask=attention_mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                **more,
+            )
     finally:
         hook.index = hook.take = None
-        torch.backends.cuda.enable_cudnn_sdp(has_cudnn)
     logits: Tensor = output.logits[0]
     return logits[:wanted]
 
+
+class _WithoutCudnn:
+    """Switch cuDNN's attention off as long as any thread is inside: the switch is one for all models of a process. It takes a
+    tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._was_on = Lock(), 0, False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was_on = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]  # has no types
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cuda.enable_cudnn_sdp(self._was_on)
+
+
+_WITHOUT_CUDNN = _WithoutCudnn()
 
 _MOST_SHAPES = 64  # that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so
 
@@ -170,17 +193,22 @@ class PaddedRunner(Runner):
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
         most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
         self._form = mask_form(model, most=most, device=device)
+        self._blocks = FiniteBlocks(self.cache, device)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
 
     def computed(self, tokens: int) -> int:
         """Return `tokens`, or the least that a pass computes."""
         return max(tokens, self._attention.filled(1))
 
+    @one_at_a_time(of=lambda runner: runner._model)
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
+        if (missing := -(-self._attention.filled(1) // len(feed.tokens)) - feed.tokens.shape[1]) > 0:
+            feed = feed.padded(missing)
+        return self._blocks.logits(lambda: self._logits(feed), feed)
+
+    def _logits(self, feed: Feed) -> Tensor:
         rows, queries = feed.tokens.shape
-        if (missing := -(-self._attention.filled(1) // rows) - queries) > 0:
-            feed, queries = feed.padded(missing), queries + missing
         seen = feed.plan.visible + feed.plan.branched
         visible = min(self._attention.whole_chunks(seen), self.cache.capacity)
         everyone = feed.plan.has_all
@@ -252,12 +280,44 @@ class SlotCache(Cache):
             layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
 
 
+class FiniteBlocks:
+    """Keep what is no number in a block from the tokens that don't see it: a weight of 0 does not make it one.
+
+    Plain decoding reads no mask token, so that one whose keys are no numbers must not end an exact answer. Looks at the outputs
+    of a pass that has a block; once some are no numbers, this pass is run again, and it and all later ones put zeros in the
+    place of such keys and values. On devices for which the host would have to wait, it does nothing.
+    """
+
+    def __init__(self, cache: Cache, device: torch.device) -> None:
+        self._cache, self._looks, self._is_needed = cache, not devices.waits(device), False
+
+    def logits(self, run: Callable[[], Tensor], feed: Feed, in_block: Tensor | None = None) -> Tensor:
+        """Return what `run` returns: the logits of a feed. `in_block` [A, Q] bool says which of the tokens that the layers see
+        are in a block, if they are not those of the feed."""
+        if not self._looks or not feed.plan.has_blocks:
+            return run()
+        if not self._is_needed:
+            logits = run()
+            if not bool(logits[..., 0].isnan().any()):
+                return logits
+            self._is_needed = True
+        where = (feed.in_block if in_block is None else in_block)[:, None, :, None]
+        for layer in self._cache.layers:
+            layer.finite_at = where
+        try:
+            return run()
+        finally:
+            for layer in self._cache.layers:
+                layer.finite_at = None
+
+
 class FixedLayer(CacheLayerMixin):
     """Hold one layer [batch, H, slots, D] of a cache that is allocated once, of which a pass reads the first `visible` slots.
     Positions are always given to the model, so it never needs the layer's sizes to number tokens."""
 
     is_sliding = False
     written: Tensor  # where the next pass writes, as its cache says
+    finite_at: Tensor | None = None  # [A, 1, Q, 1] bool, tokens of the next pass that `FiniteBlocks` wants to be finite
 
     def __init__(self, *, batch: int, slots: int, visible: int = 0) -> None:
         super().__init__()
@@ -270,6 +330,12 @@ class FixedLayer(CacheLayerMixin):
             for each in (key_states, value_states)
         )
         self.is_initialized = True
+
+    def finite(self, *states: Tensor) -> tuple[Tensor, ...]:
+        """Return keys and values [A, H, Q, D] as they are to be written."""
+        if (where := self.finite_at) is None:
+            return states
+        return tuple(torch.where(where, each.nan_to_num(0.0, 0.0, 0.0), each) for each in states)
 
     def get_seq_length(self) -> int:
         """Return the slots in use."""
@@ -294,6 +360,7 @@ class SlotLayer(FixedLayer):
         """Write [A, H, Q, D] states to their slots; return the visible slots [A, H, visible, D] of the same rows."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        key_states, value_states = self.finite(key_states, value_states)
         if self.batch == 1:
             self.keys.index_copy_(2, self.slots[0], key_states)
             self.values.index_copy_(2, self.slots[0], value_states)

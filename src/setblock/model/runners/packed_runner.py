@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -25,12 +26,13 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from setblock import devices
+from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import OURS, mask_form
 from setblock.model.attention.grouped import GroupedAttention, attention_by
 from setblock.model.protocol.runtime import Feed, PagedRunner
-from setblock.model.runners.forward import FixedLayer, logits_at
+from setblock.model.runners.forward import FiniteBlocks, FixedLayer, logits_at
 from setblock.model.weights import keep_bits
 
 
@@ -45,6 +47,7 @@ class PackedRunner(PagedRunner):
         self._empty_slot, self._spill_slot = slots, slots + 1
         self.cache = Cache(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in layers])
         self._model, self._attention = model, GroupedAttention(model)
+        self._blocks = FiniteBlocks(self.cache, model.device)
         keep_bits(model)
         self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
         self._pages = torch.zeros((0, 0), dtype=torch.long)
@@ -58,6 +61,7 @@ class PackedRunner(PagedRunner):
         """Return how many tokens the N real ones are filled up to."""
         return self._attention.filled(tokens)
 
+    @one_at_a_time(of=lambda runner: runner._model)
     def logits(self, feed: Feed) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
@@ -100,7 +104,8 @@ class PackedRunner(PagedRunner):
             packed_attention(self._model, self._attention, rectangles, of_cells) as mask,
             block_only(self._model, in_block[None]),
         ):
-            logits = logits_at(
+            run = partial(
+                logits_at,
                 self._model,
                 index if len(index) else place[0, :1],
                 input_ids=tokens[None],
@@ -108,7 +113,8 @@ class PackedRunner(PagedRunner):
                 attention_mask=mask,
                 cache=self.cache,
                 filled=self._attention.filled,
-            ).float()  # [M, V]
+            )
+            logits = self._blocks.logits(run, feed, in_block[None]).float()  # [M, V]
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
@@ -155,6 +161,7 @@ class PagedLayer(FixedLayer):
         """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        key_states, value_states = self.finite(key_states, value_states)
         self.keys[self.written] = key_states.transpose(0, 2)
         self.values[self.written] = value_states.transpose(0, 2)
         return self.keys.transpose(0, 2), self.values.transpose(0, 2)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerControl
 
 from setblock.errors import SetBlockError
+from setblock.locks import one_at_a_time
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import gate_of, uncast_inputs
 from setblock.model.attention.attention import plan_of
@@ -177,6 +178,7 @@ class SBDTrainer(Trainer):
             clean_half=clean_half,
         )
 
+    @one_at_a_time(of=lambda trainer: trainer._base)
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the Trainer's step. Its backward pass may run layers again in the same way as the forward pass."""
         # PEFT would give an adapter's layers float32, which autocast turns back into half precision at once.
@@ -236,9 +238,14 @@ class SBDTrainer(Trainer):
             logs = {**logs, **self._figures("")}
         super().log(logs, start_time)
 
+    @one_at_a_time(of=lambda trainer: trainer._base)
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Tensor], *options: Any, **more: Any
     ) -> tuple[Tensor, None, None]:
         """Compute only the losses. The logits of an evaluation are never kept."""
-        with torch.no_grad(), self.compute_loss_context_manager():
-            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+        try:
+            with torch.no_grad(), self.compute_loss_context_manager():
+                return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+        finally:
+            if self._gate is not None:
+                self._gate.set(None)
