@@ -20,7 +20,14 @@ from setblock.files import ASSETS, FACTS_FILE
 from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, gate_of
 from setblock.model.attention.attention import plan_of, planned
-from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of
+from setblock.model.checkpoint import (
+    WEIGHTS_INDEX,
+    refuse_adapter,
+    refuse_loss,
+    stored_sums,
+    sums_of,
+    weight_files,
+)
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
@@ -186,7 +193,8 @@ class SBDModel:
         file with which its `generate` decodes in blocks.
 
         Each file is first written under another name, and `config.json` is renamed last. An interrupted save therefore never
-        leaves an incomplete checkpoint that looks complete.
+        leaves an incomplete checkpoint that looks complete. Of an older checkpoint in the folder, the weights are deleted that
+        its index names. Other files stay.
 
         Args:
             folder: the destination, which is created if necessary.
@@ -197,14 +205,15 @@ class SBDModel:
                 the folder has none afterwards.
 
         Raises:
-            SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, or a tensor
-                is not in what was written. Nothing in the folder has changed then.
+            SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, the folder
+                is an adapter's, or a tensor is not in what was written. Nothing in the folder has changed then.
         """
         self._refuse_changed("saved")
         texts = [] if draft_text is None else list(read_texts(draft_text))
         if draft_text is not None:
             draft_text_of(texts, self)  # refuses what could not be loaded
         folder = Path(folder)
+        refuse_adapter(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
             whole = Path(made)
@@ -233,12 +242,12 @@ class SBDModel:
                 lines = "".join(f"{json.dumps(text)}\n" for text in texts)
                 (whole / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")
             files = (path for path in whole.rglob("*") if path.is_file())
-            written = sorted(files, key=lambda path: path.name == "config.json")
-            # An older checkpoint in the folder stops being one before any of its files changes.
+            # The index comes first: it names shards, which a later save can then delete, should this one be interrupted.
+            written = sorted(files, key=lambda path: (path.name == "config.json", path.name != WEIGHTS_INDEX))
+            # An older checkpoint in the folder stops being one before any of its files changes. Other files are others'.
             (folder / "config.json").unlink(missing_ok=True)
-            old = {*folder.glob("*.safetensors*"), *folder.glob(DRAFT_TEXT_FILE)}
-            for stale in old - {folder / path.name for path in written}:
-                stale.unlink()
+            for stale in {*weight_files(folder), folder / DRAFT_TEXT_FILE} - {folder / path.name for path in written}:
+                stale.unlink(missing_ok=True)
             readable = (whole / "config.json").stat().st_mode
             for path in written:
                 path.chmod(readable)  # safetensors leaves its files to their owner alone

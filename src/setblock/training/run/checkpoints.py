@@ -124,7 +124,9 @@ def is_finished(folder: Path) -> bool:
 
 @contextmanager
 def telling_of_full_disks(folder: Path) -> Iterator[None]:
-    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: unfinished checkpoints are deleted."""
+    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: the checkpoint that was being written is
+    deleted. What was there before stays."""
+    before = {*_checkpoints(folder)}
     try:
         yield
     except Exception as error:
@@ -133,7 +135,7 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
         if not is_full and not re.search("No space left|PytorchStreamWriter failed writing", str(error)):
             raise
         for path in _checkpoints(folder):
-            if not _is_whole(path):
+            if path not in before and not _is_whole(path):
                 shutil.rmtree(path, ignore_errors=True)
         step = step_of(newest_checkpoint(folder))
         raise SetBlockError(

@@ -31,6 +31,7 @@ from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.files import write_whole
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
+from setblock.model.checkpoint import refuse_adapter
 from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
@@ -82,6 +83,7 @@ def train(
     if args.process_index == 0:
         warn_of_incomplete(output, after=step_of(checkpoint))
     make_folder(output)
+    refuse_adapter(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
         keep_freed_memory(for_training=True)
@@ -120,7 +122,8 @@ def train(
 
 def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Path:
     """Save the model that an adapter makes of its base, as the run that trained it would at its end. Raise `SetBlockError` if
-    there is no such adapter, the record of its run is missing, it acts on the future block alone, or the output is taken.
+    there is no such adapter, the record of its run is missing, it acts on the future block alone, or the output is taken: it
+    holds a model, an adapter or a run.
 
     Args:
         adapter: a folder that PEFT wrote: a checkpoint of a run in the middle (`RUN/checkpoint-500`), what `keep_adapter` left
@@ -133,6 +136,9 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
         raise SetBlockError(f"{adapter} holds no adapter: no adapter_config.json in it or in its {ADAPTER_FOLDER}/")
     if (output / "config.json").exists():
         raise SetBlockError(f"{output} holds a model already: give another --output")
+    refuse_adapter(output)
+    if recorded_recipe(output) is not None:
+        raise SetBlockError(f"{output} is the folder of a run, which would count as finished: give another --output")
     parents = (folder.resolve(), *folder.resolve().parents[:2])
     recorded = next(filter(None, map(recorded_recipe, parents)), None)
     if recorded is None:
