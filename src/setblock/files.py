@@ -1,4 +1,4 @@
-"""Read and write text files: refused in one line, written whole or not at all, and without lines that were cut short.
+"""Read and write text files: refused in one line, written whole or not at all, and by one process at a time.
 
 Knows files, where the package's own are, and how two records differ. Knows nothing of what they mean.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from setblock.errors import ParameterError, SetBlockError
 
@@ -47,6 +49,19 @@ def writing(path: Path, *, what: str = "") -> Iterator[None]:
 
 
 @contextmanager
+def only_writer(path: Path, *, advice: str = "wait for it, or name another file") -> Iterator[None]:
+    """Hold the lock of a file or folder while active: that of a hidden file next to it, which stays. Raise `SetBlockError`
+    with the `advice` at once if another process holds it. A process that ends, however it ends, holds none."""
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        held = FileLock(lock).acquire(blocking=False)
+    except Timeout as error:
+        raise SetBlockError(f"another process is writing to {path}: {advice}") from error
+    with held:
+        yield
+
+
+@contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Give where to make a folder, which becomes `folder` once it is whole, or raise `SetBlockError` if it can't be written."""
     with writing(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
@@ -58,21 +73,14 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file, which appears or changes once it is whole. One that is there keeps its mode."""
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    if path.exists():
-        temporary.chmod(path.stat().st_mode)
-    os.replace(temporary, path)
-
-
-def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file, none if there is no file. A last line that was cut short is taken out of the file."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
-    return whole.splitlines()
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        if path.exists():
+            temporary.chmod(path.stat().st_mode)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
