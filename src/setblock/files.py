@@ -24,6 +24,9 @@ ASSETS = Path(__file__).parent / "assets"
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that say that a disk, or what one may have of it, is full."""
 
+LOCK = ".lock"
+"""Name of the hidden file in a folder that one process at a time may write to."""
+
 FACTS_FILE = "facts.json"
 """In a folder with a delta or an adapter: how the checkpoint that it makes is decoded."""
 
@@ -50,9 +53,10 @@ def writing(path: Path, *, what: str = "") -> Iterator[None]:
 
 @contextmanager
 def only_writer(path: Path, *, advice: str = "wait for it, or name another file") -> Iterator[None]:
-    """Hold the lock of a file or folder while active: that of a hidden file next to it, which stays. Raise `SetBlockError`
-    with the `advice` at once if another process holds it. A process that ends, however it ends, holds none."""
-    lock = path.with_name(f".{path.name}.lock")
+    """Hold the lock of a file, or of a folder that exists, while active: that of a hidden file next to the one or in the other,
+    which stays. Raise `SetBlockError` with the `advice` at once if another process holds it. A process that ends, however it
+    ends, holds none."""
+    lock = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
     try:
         held = FileLock(lock).acquire(blocking=False)
     except Timeout as error:

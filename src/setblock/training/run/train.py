@@ -2,7 +2,8 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ from setblock.data.texts.chat import use_chat_template
 from setblock.data.texts.encoding import corpus_texts
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line, prefixed
-from setblock.files import write_whole
+from setblock.files import LOCK, only_writer, write_whole
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.checkpoint import refuse_adapter
@@ -42,13 +43,14 @@ from setblock.training.run.checkpoints import (
     check_run,
     claim,
     earlier_run,
+    is_finished,
     make_folder,
     recorded_recipe,
     step_of,
     telling_of_full_disks,
     warn_of_incomplete,
 )
-from setblock.training.run.saving import merge, save_result
+from setblock.training.run.saving import merge, raising_together, save_result
 from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded
 from setblock.training.trainer.trainer import SBDTrainer, prepare
@@ -63,7 +65,8 @@ def train(
     recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks = lambda *_: (), peak: float | None = None
 ) -> Path:
     """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't be
-    loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe.
+    loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe, or is
+    being trained in.
 
     Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
@@ -73,17 +76,40 @@ def train(
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).
         peak: of each process's hardware, in operations per second; see `SBDTrainer`.
     """
-    # 1. Model and tokenizer
     _refuse_missing_reporters(args)
+    with _only_run(args):
+        return _train(recipe, args, callbacks=callbacks, peak=peak)
+
+
+@contextmanager
+def _only_run(args: SBDConfig) -> Iterator[None]:
+    """Let no other process train in the output folder while active. Raise `SetBlockError` if one does, or the folder can't be
+    written, or holds an adapter, with which Transformers would load the result. All processes raise the same."""
+    folder = Path(args.output_dir)
+    with ExitStack() as held:
+        with raising_together():
+            if args.should_save and not is_finished(folder):
+                make_folder(folder)
+                refuse_adapter(folder)
+                held.enter_context(only_writer(folder, advice="wait for it, or give another training.output_dir"))
+        try:
+            yield
+        finally:
+            # The lock's file need not stay where no run was begun, nor in a finished one's folder, where none begins
+            if args.should_save and (is_finished(folder) or recorded_recipe(folder) is None):
+                (folder / LOCK).unlink(missing_ok=True)
+
+
+def _train(recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks, peak: float | None) -> Path:
+    # 1. Model and tokenizer
     output = Path(args.output_dir)
-    is_finished, checkpoint = earlier_run(args)
-    if is_finished:
+    finished, checkpoint = earlier_run(args)
+    if finished:
         check_run(output, recipe)
         return output
     if args.process_index == 0:
         warn_of_incomplete(output, after=step_of(checkpoint))
     make_folder(output)
-    refuse_adapter(output)
     set_seed(args.seed)
     if args.device.type == "cpu":
         keep_freed_memory(for_training=True)
