@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "json_lines": {"errors", "files"},
     "masks": set(),
     "lazy": set(),
-    "yaml_loader": {"errors", "files"},
+    "yaml_loader": {"errors", "files", "json_lines"},
     "section": {"errors"},
     "roofline": {"errors"},
     "data": {"errors", "files", "json_lines", "lazy", "section"},

@@ -17,6 +17,7 @@ from typing import Any
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import is_task, task_named
 from setblock.errors import SetBlockError, check_installed
+from setblock.json_lines import read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
@@ -158,7 +159,7 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
                     continue
                 where = f"{path}, line {number}"
                 try:
-                    columns = json.loads(line.rstrip())
+                    columns = read_json(line.rstrip())
                 except ValueError as error:  # also of bytes that are not UTF-8
                     reason = str(error)
                     if isinstance(error, json.JSONDecodeError):
