@@ -5,6 +5,8 @@ Knows files, where the package's own are, and how two records differ. Knows noth
 
 import errno
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from setblock.errors import ParameterError, SetBlockError
+from setblock.errors import ParameterError, SetBlockError, one_line
 
 ASSETS = Path(__file__).parent / "assets"
 """Folder of what comes with the package: the bundled model, and what named models add."""
@@ -48,7 +50,17 @@ def writing(path: Path, *, what: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SetBlockError(f"can't write {f'{what} {path}'.strip()}: {error.strerror or error}") from error
+        raise SetBlockError(f"can't write {f'{what} {path}'.strip()}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.strerror is not None:
+        return error.strerror
+    if isinstance(error, shutil.Error):  # of many files
+        return str(error.args[0][0][-1])
+    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # of NumPy
+        return "only a part could be written, is the disk full?"
+    return one_line(error)
 
 
 @contextmanager

@@ -6,17 +6,19 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import mode
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.files import ASSETS, FACTS_FILE
+from setblock.errors import SetBlockError, SetBlockWarning, prefixed
+from setblock.files import ASSETS, FACTS_FILE, writing
 from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, gate_of
 from setblock.model.attention.attention import plan_of, planned
@@ -206,7 +208,8 @@ class SBDModel:
 
         Raises:
             SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, the folder
-                is an adapter's, or a tensor is not in what was written. Nothing in the folder has changed then.
+                is an adapter's or can't be written, or a tensor is not in what was written. Nothing in the folder has changed
+                then.
         """
         self._refuse_changed("saved")
         texts = [] if draft_text is None else list(read_texts(draft_text))
@@ -214,9 +217,9 @@ class SBDModel:
             draft_text_of(texts, self)  # refuses what could not be loaded
         folder = Path(folder)
         refuse_adapter(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
-            whole = Path(made)
+        with writing(folder), ExitStack() as opened:
+            folder.mkdir(parents=True, exist_ok=True)
+            whole = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix=".saving-", dir=folder)))
             state = self.model.state_dict() if state is None else state
             runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())  # most of them
             if dtype is not None:
@@ -225,7 +228,8 @@ class SBDModel:
             state = {name: weight for name, weight in state.items() if name not in tied}  # made again from the others
             state = _with_own_tensors(state)
             expected = sums_of(state.items())
-            self.model.save_pretrained(whole, state_dict=state)
+            with prefixed(f"can't write {folder}", SafetensorError):
+                self.model.save_pretrained(whole, state_dict=state)
             refuse_loss(expected, stored_sums(whole), folder)
             self.tokenizer.save_pretrained(whole)
             config = json.loads((whole / "config.json").read_text()) | {"dtype": str(runs_in).removeprefix("torch.")}

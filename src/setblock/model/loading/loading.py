@@ -83,8 +83,8 @@ def load(
         raise SetBlockError(
             f"model {source}: quantization {quantization} is not possible for a GGUF file, whose weights are dequantised"
         )
+    metadata = gguf.metadata_of(source) if is_gguf(source) else None  # first, as it says whether the file is whole
     config = _config_of(source, trust_remote_code)
-    metadata = gguf.metadata_of(source) if is_gguf(source) else None
     with prefixed(f"model {source}"):
         refuse_unsupported(config)
         vocab_size = config.get_text_config().vocab_size
@@ -175,8 +175,8 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
     """Load the config and the tokenizer of a checkpoint. Raise `SetBlockError` if one does not exist, or is damaged."""
     source = resolved(str(path))
     check_source(source)
-    config = _config_of(source, False)
-    return config, _tokenizer_of(source, False, gguf.metadata_of(source) if is_gguf(source) else None)
+    metadata = gguf.metadata_of(source) if is_gguf(source) else None
+    return _config_of(source, False), _tokenizer_of(source, False, metadata)
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:

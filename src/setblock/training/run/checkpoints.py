@@ -134,7 +134,8 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         # Python says so by a number, safetensors in words, and PyTorch's writer only that it could not write
-        is_full = isinstance(error, OSError) and error.errno in FULL_DISK
+        causes = (error, error.__cause__)
+        is_full = any(isinstance(each, OSError) and each.errno in FULL_DISK for each in causes)
         if not is_full and not re.search("No space left|PytorchStreamWriter failed writing", str(error)):
             raise
         for path in _checkpoints(folder):
