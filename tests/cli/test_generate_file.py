@@ -228,6 +228,15 @@ def test_names_the_line_that_is_too_long_before_answering_any(run, sbd_folder, t
     assert "prompts.jsonl, line 2: prompt has " in outcome.message
 
 
+def test_names_the_line_that_is_too_long_for_a_tokenizer(run, sbd_folder, tmp_path, monkeypatch):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + json.dumps({"prompt": "apples " * 10}) + "\n")
+    monkeypatch.setattr("setblock.errors.MOST_CHARACTERS", 50)
+    outcome = run("generate", "--input", path, "--output", tmp_path / "out.jsonl", "--model", sbd_folder)
+    assert outcome.code == 1
+    assert outcome.message.endswith("prompts.jsonl, line 2: prompt has 70 characters: it must have at most 50")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

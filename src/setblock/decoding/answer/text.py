@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
-from setblock.errors import SetBlockError, prefixed, warn
+from setblock.errors import SetBlockError, check_length, prefixed, warn
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -86,7 +86,8 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _checked_text(text: str, name: str) -> str:
-    """Refuse half of a pair of UTF-16, which no tokenizer takes."""
+    """Refuse half of a pair of UTF-16, which no tokenizer takes, and a text that is too long for one."""
+    check_length(name, text)
     try:
         text.encode()
     except UnicodeEncodeError as error:

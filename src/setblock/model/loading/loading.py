@@ -211,6 +211,8 @@ def _reading(source: str, part: str) -> Iterator[None]:
             f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
         ) from error
     except Exception as error:
+        if "`CONVERSION` entries" in str(error):  # of a report that nobody sees, about weights that are put together
+            raise SetBlockError(f"model {source}: some of its weights have other shapes than by its config") from error
         where = "" if Path(source).exists() else "the hub does not give it: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
@@ -229,9 +231,18 @@ def _check_weights(source: str, report: dict[str, Any]) -> None:
         )
 
 
+_MOST = {"num_hidden_layers": 1000, "hidden_size": 1_000_000, "vocab_size": 10_000_000}
+"""Sizes in a config from which on it is broken. A model would be made of it, for hours or of all memory, before anything sees
+that the weights are of another one."""
+
+
 def refuse_unsupported(config: PretrainedConfig) -> None:
-    """Raise `SetBlockError` with the reason if an architecture does not support blocks."""
+    """Raise `SetBlockError` with the reason if an architecture does not support blocks, or has sizes that no model has."""
     name = config.model_type
+    for size, most in _MOST.items():
+        value = getattr(config.get_text_config(), size, None)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise SetBlockError(f"{size} in the config must be between 1 and {most}, not {value}")
     if config.is_encoder_decoder:
         raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")
     auto = _auto_class(config)

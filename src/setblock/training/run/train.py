@@ -263,11 +263,11 @@ def result_dtype(section: ModelSection) -> torch.dtype | None:
 def _new_model(section: ModelSection, data: DataSection) -> SBDModel:
     """Return a model with random weights, and a tokenizer trained for it."""
     config, tokenizer = starting_tokenizer(section, data)
+    refuse_unsupported(config)
     torch.manual_seed(section.seed)
     with prefixed(_NO_MODEL, Exception):
         attention = section.attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    refuse_unsupported(config)
     plan_attention(model, alternatives=() if attention else ("eager",))
     return SBDModel(model, tokenizer)
 
