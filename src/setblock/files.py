@@ -69,10 +69,11 @@ def only_writer(path: Path, *, advice: str = "wait for it, or name another file"
     which stays. Raise `SetBlockError` with the `advice` at once if another process holds it. A process that ends, however it
     ends, holds none."""
     lock = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
-    try:
-        held = FileLock(lock).acquire(blocking=False)
-    except Timeout as error:
-        raise SetBlockError(f"another process is writing to {path}: {advice}") from error
+    with writing(path):
+        try:
+            held = FileLock(lock).acquire(blocking=False)
+        except Timeout as error:
+            raise SetBlockError(f"another process is writing to {path}: {advice}") from error
     with held:
         yield
 
@@ -87,16 +88,18 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, which appears or changes once it is whole. One that is there keeps its mode."""
+    """Write a file, which appears or changes once it is whole. One that is there keeps its mode. Raise `SetBlockError` if it
+    can't be written."""
     temporary = path.with_name(f".{path.name}.writing")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        if path.exists():
-            temporary.chmod(path.stat().st_mode)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with writing(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            if path.exists():
+                temporary.chmod(path.stat().st_mode)
+            os.replace(temporary, path)
+        finally:
+            if temporary.exists():
+                temporary.unlink()
 
 
 def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -101,7 +101,7 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
     path = folder / "config.json"
     with prefixed(f"can't write {path}", (OSError, ValueError)):
         config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: facts.to_json()}
-        write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:
