@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from families import FAMILIES, tiny_sbd
 from setblock.errors import SetBlockError
@@ -69,3 +69,20 @@ def test_experts_of_other_shapes(tokenizer: PreTrainedTokenizerBase, tmp_path: P
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SetBlockError, match="some of its weights have other shapes than by its config"):
         load(tmp_path)
+
+
+def test_a_weight_that_was_never_made(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on no device, and moving the model to one is not what went wrong."""
+    tiny_sbd("llama", tokenizer).save(tmp_path)
+    from_pretrained = AutoModelForCausalLM.from_pretrained
+
+    def unmade(*args: Any, **kwargs: Any) -> Any:
+        model, report = from_pretrained(*args, **kwargs)
+        model.model.layers[0].mlp.down_proj.to("meta")
+        return model, report
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", unmade)
+    with pytest.raises(SetBlockError, match=r"could not make model\.layers\.0\.mlp\.down_proj\.weight of its weights"):
+        load(tmp_path, device="cpu")

@@ -123,6 +123,9 @@ def load(
             **in_four_bits,
         )
     _check_weights(source, report)
+    unmade = next((name for name, each in model.named_parameters() if each.is_meta and str(device) != "meta"), None)
+    if unmade is not None:  # moving it to a device would be what fails
+        raise SetBlockError(f"model {source}: Transformers could not make {unmade} of its weights; download it again")
     if metadata is not None:  # Transformers reads nothing of ours
         model.generation_config.eos_token_id = list(gguf.end_of_text_in(metadata, source)) or config.eos_token_id
         if facts is not None:
