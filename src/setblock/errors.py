@@ -123,6 +123,16 @@ def check_at_least(least: float, **values: float | None) -> None:
             raise ParameterError(f"{name} must be at least {least}, not {value}")
 
 
+MOST_CHARACTERS = 10_000_000
+"""Of a text that is tokenised: a tokenizer takes seconds for a million, and ends the process over many more."""
+
+
+def check_length(name: str, text: str) -> None:
+    """Raise `SetBlockError` if a text is too long for a tokenizer."""
+    if len(text) > MOST_CHARACTERS:
+        raise SetBlockError(f"{name} has {len(text)} characters: it must have at most {MOST_CHARACTERS}")
+
+
 def check_installed(what: str, *packages: str, extra: str = "train") -> None:
     """Raise `SetBlockError` if a package that something needs, one of an extra, is not installed."""
     if missing := [each for each in packages if find_spec(each) is None]:

@@ -1,10 +1,12 @@
-"""Read and write text files: refused in one line, written whole or not at all, and without lines that were cut short.
+"""Read and write text files: refused in one line, written whole or not at all, and by one process at a time.
 
 Knows files, where the package's own are, and how two records differ. Knows nothing of what they mean.
 """
 
 import errno
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +16,18 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from setblock.errors import ParameterError, SetBlockError
+from filelock import FileLock, Timeout
+
+from setblock.errors import ParameterError, SetBlockError, one_line
 
 ASSETS = Path(__file__).parent / "assets"
 """Folder of what comes with the package: the bundled model, and what named models add."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the errors that say that a disk, or what one may have of it, is full."""
+
+LOCK = ".lock"
+"""Name of the hidden file in a folder that one process at a time may write to."""
 
 FACTS_FILE = "facts.json"
 """In a folder with a delta or an adapter: how the checkpoint that it makes is decoded."""
@@ -43,7 +50,32 @@ def writing(path: Path, *, what: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SetBlockError(f"can't write {f'{what} {path}'.strip()}: {error.strerror or error}") from error
+        raise SetBlockError(f"can't write {f'{what} {path}'.strip()}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    if error.strerror is not None:
+        return error.strerror
+    if isinstance(error, shutil.Error):  # of many files
+        return str(error.args[0][0][-1])
+    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # of NumPy
+        return "only a part could be written, is the disk full?"
+    return one_line(error)
+
+
+@contextmanager
+def only_writer(path: Path, *, advice: str = "wait for it, or name another file") -> Iterator[None]:
+    """Hold the lock of a file, or of a folder that exists, while active: that of a hidden file next to the one or in the other,
+    which stays. Raise `SetBlockError` with the `advice` at once if another process holds it. A process that ends, however it
+    ends, holds none."""
+    lock = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
+    with writing(path):
+        try:
+            held = FileLock(lock).acquire(blocking=False)
+        except Timeout as error:
+            raise SetBlockError(f"another process is writing to {path}: {advice}") from error
+    with held:
+        yield
 
 
 @contextmanager
@@ -56,23 +88,18 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, which appears or changes once it is whole. One that is there keeps its mode."""
+    """Write a file, which appears or changes once it is whole. One that is there keeps its mode. Raise `SetBlockError` if it
+    can't be written."""
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    if path.exists():
-        temporary.chmod(path.stat().st_mode)
-    os.replace(temporary, path)
-
-
-def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file, none if there is no file. A last line that was cut short is taken out of the file."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
-    return whole.splitlines()
+    with writing(path):
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            if path.exists():
+                temporary.chmod(path.stat().st_mode)
+            os.replace(temporary, path)
+        finally:
+            if temporary.exists():
+                temporary.unlink()
 
 
 def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -1,61 +1,103 @@
 """Let a model answer the prompts of a data set, to learn from its own answers.
 
-Knows records, decoding and files of results. Knows nothing of training. A model that learns to decode its own answers in
-blocks need not learn to write others'; that is what fewer tokens can do (Fast-dLLM v2, arXiv 2509.26328, trains on the data of
-its base model; TiDAR, arXiv 2511.08923, and speculative drafters on regenerated answers).
+Knows records, calls of tools, decoding and files of results. Knows nothing of training. A model that learns to decode its own
+answers in blocks need not learn to write others'; that is what fewer tokens can do (Fast-dLLM v2, arXiv 2509.26328, trains on
+the data of its base model; TiDAR, arXiv 2511.08923, and speculative drafters on regenerated answers).
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from setblock.data.section import DataSection
 from setblock.data.texts.encoding import shaped, value_of
 from setblock.data.texts.records import records_of
-from setblock.decoding.answer.text import Prompt
+from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, prefixed
-from setblock.files import whole_lines, writing
+from setblock.evaluation.sweeps.fingerprint import model_fingerprint
+from setblock.json_lines import PartFile, read_json
 from setblock.model.sbd_model import SBDModel
+from setblock.structure.calls import CallForm, CallReader, call_form
 
 
-def questions_of(section: DataSection) -> Iterator[Prompt]:
+@dataclass(frozen=True)
+class Question:
+    """A prompt of the data: a text to continue, or messages, with the tools that the chat has, if any."""
+
+    prompt: str | list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    where: str = field(default="a question", compare=False)  # names it to a user
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the question as it is written next to its answer."""
+        if isinstance(self.prompt, str):
+            return {"prompt": self.prompt}
+        return {"messages": self.prompt, **({"tools": self.tools} if self.tools else {})}
+
+
+def questions_of(section: DataSection) -> Iterator[Question]:
     """Yield the questions of a recipe's data: texts to continue, or the messages before the last answer (all
     where there is none). Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
         for record in records:
             with prefixed(record.where):
-                yield _prompt([value_of(record, column, shape) for column in shape.columns])
+                values = [value_of(record, column, shape) for column in shape.columns]
+                yield _question(values, record.columns.get("tools"), record.where)
 
 
-def _prompt(values: list[Any]) -> Prompt:
+def _question(values: list[Any], tools: Any, where: str) -> Question:
     if len(values) == 2:
-        return str(values[0])
+        return Question(str(values[0]), where=where)
     if isinstance(values[0], str):
         raise SetBlockError("a text has no prompt to answer; prompts and completions, or messages, are needed")
     messages = list(values[0])
     answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if answers:  # the last one is written again; else the first is written
         messages = messages[: answers[-1]]
-    if not messages or not all(isinstance(message.get("content"), str) for message in messages):
-        raise SetBlockError("the messages have no user's message to answer, or hold something else than text")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+    if not messages:
+        raise SetBlockError("the messages have no user's message to answer")
+    return Question([dict(message) for message in messages], tools or None, where)
 
 
-def answered(question: Prompt, text: str) -> dict[str, Any]:
-    """Return the record of an answer, in the shape that it was asked in."""
-    if isinstance(question, str):
-        return {"prompt": question, "completion": text}
-    return {"messages": [*question, {"role": "assistant", "content": text}]}
+def answered(question: Question, text: str, form: CallForm | None = None) -> dict[str, Any] | None:
+    """Return the record of an answer, in the shape that it was asked in; calls of tools, in the `form` of the chat template,
+    are calls of the message. None if the arguments of a call are not JSON."""
+    if isinstance(question.prompt, str):
+        return {**question.record, "completion": text}
+    content, calls = (text, []) if form is None else _separated(text, form)
+    try:
+        for call in calls:
+            call["function"]["arguments"] = read_json(call["function"]["arguments"])
+    except ValueError:
+        return None
+    message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
+    return {**question.record, "messages": [*question.prompt, message]}
+
+
+def _separated(text: str, form: CallForm) -> tuple[str, list[dict[str, Any]]]:
+    """Return the text of an answer without its calls, and the calls, the arguments as the model wrote them."""
+    pieces = CallReader(form).read(text, final=True)
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.kind == "name":
+            calls.append({"type": "function", "function": {"name": piece.text, "arguments": ""}})
+        elif piece.kind == "arguments":
+            calls[piece.call]["function"]["arguments"] += piece.text
+    return "".join(piece.text for piece in pieces if piece.kind == "text"), calls
 
 
 def regenerate(
     model: SBDModel,
-    questions: Iterable[Prompt],
+    questions: Iterable[Question],
     path: Path,
     *,
     settings: DecodingSettings,
@@ -63,37 +105,48 @@ def regenerate(
     on_progress: Callable[[int], None] = lambda answers: None,
 ) -> tuple[int, int]:
     """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it. Return how many questions there
-    are, and how many answers to them the file has, which `on_progress` hears, too. Raise `SetBlockError` if the file holds
-    answers to other questions, can't be written, or a question can't be answered.
+    are, and how many answers to them the file has, which `on_progress` hears, too. Raise `SetBlockError` if the file exists,
+    can't be written, is being written, or a question can't be answered; or if an interrupted run's part of it is of another
+    model, other settings or other questions.
 
-    Continues behind the last answer of the file. An answer that did not end before the limit is left out: a model would learn
-    to end where it was cut. At a temperature above 0, an answer depends on `settings.seed` and its question's number alone.
+    The file appears once all is answered; until then the answers are in `path` + `.part`, from which a later run continues. An
+    answer that did not end before the limit is left out: a model would learn to end where it was cut. So is a call of a tool
+    whose arguments are not JSON. At a temperature above 0, an answer depends on `settings.seed` and the number of its question.
     """
     questions = iter(questions)
-    with writing(path):  # a last line that was cut short is taken out
-        lines = whole_lines(path)
-    try:
-        written = [json.loads(line) for line in lines]
-        asked, kept = int(written[-1]["question"]) + 1 if written else 0, len(written)
-    except (ValueError, KeyError, TypeError) as error:
-        raise SetBlockError(f"{path} was not written by this command: give another --output") from error
-    if asked:
-        last = next(islice(questions, asked - 1, None), None)
-        if last is None or last != written[-1].get("prompt", written[-1].get("messages", [])[:-1]):
-            raise SetBlockError(f"{path} holds answers to other questions: delete it, or give another --output")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            while batch := list(islice(questions, batch_size)):
-                each = [settings.of_sample(asked + number) for number in range(len(batch))]
-                # `raw`: a text is gone on with as it stands. Messages are written by the template all the same.
-                answers = generate_batch(model, batch, settings=each, raw=True)
-                for number, (question, answer) in enumerate(zip(batch, answers, strict=True), start=asked):
-                    if answer.finish_reason == "stop":
-                        record = {"question": number, **answered(question, answer.text)}
-                        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-                        kept += 1
-                file.flush()
-                asked += len(batch)
-                on_progress(kept)
+    tokenizer = model.tokenizer
+    form_of_calls = cache(partial(call_form, tokenizer))
+    with PartFile(path) as file:
+        made = {name: repr(value) for name, value in settings.changed().items()}
+        earlier = file.begin({"model": model_fingerprint(model), "settings": made})
+        asked, kept = len(earlier), sum(line["answer"] is not None for line in earlier)
+        for line in earlier:
+            question = next(questions, None)
+            if question is None or question.record != line["question"]:
+                raise SetBlockError(
+                    f"{path}.part holds answers to other questions: delete it, or give another --output"
+                )
+        while batch := list(islice(questions, batch_size)):
+            each = [settings.of_sample(asked + number) for number in range(len(batch))]
+            prompts = [_encoded(tokenizer, question) for question in batch]
+            for question, answer in zip(batch, generate_batch(model, prompts, settings=each), strict=True):
+                form = form_of_calls() if question.tools else None
+                record = answered(question, answer.text, form) if answer.finish_reason == "stop" else None
+                file.add({"question": question.record, "answer": record})
+                kept += record is not None
+            asked += len(batch)
+            on_progress(kept)
+        file.finish(
+            lambda lines: (
+                {"question": number, **line["answer"]}
+                for number, line in enumerate(lines)
+                if line["answer"] is not None
+            )
+        )
     return asked, kept
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[int]:
+    with prefixed(question.where):
+        # `raw`: a text is gone on with as it stands. Messages are written by the template all the same.
+        return encode_prompt(tokenizer, question.prompt, raw=True, tools=question.tools)

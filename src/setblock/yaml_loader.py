@@ -8,13 +8,26 @@ import yaml
 
 from setblock.errors import prefixed
 from setblock.files import read_text
+from setblock.json_lines import MOST_NESTED
 
 _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 
 
 class YAMLLoader(yaml.SafeLoader):
     """Read YAML 1.1 as PyYAML does, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
-    `eval_strategy: no` means it."""
+    `eval_strategy: no` means it. What is nested too deeply for PyYAML, which recurs, is a `yaml.YAMLError`."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose a node, and count how many it is in."""
+        self._depth += 1
+        if self._depth > MOST_NESTED:
+            raise yaml.YAMLError(f"it is nested deeper than {MOST_NESTED} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 YAMLLoader.yaml_implicit_resolvers = {

@@ -1,5 +1,6 @@
 """`setblock generate --input`: every line answered as by itself, bad lines named, interrupted runs gone on with."""
 
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from setblock.engine.files import AnswerFile, AnswerPipe
 from setblock.errors import SetBlockError
@@ -132,18 +134,64 @@ def test_a_signal_says_how_to_resume(run, sbd_folder, plain, tmp_path, monkeypat
     out = tmp_path / "out.jsonl"
     outcome = run("generate", "--input", plain, "--output", out, "--model", sbd_folder)
     assert (outcome.code, outcome.message) == (code, "setblock: interrupted; run the same command again to resume")
-    assert out.with_name("out.jsonl.part").exists()
+    assert not list(tmp_path.glob("out*")), "nothing was written yet"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_part_that_was_made_otherwise_is_left_alone(tmp_path):
     path = tmp_path / "out.jsonl"
-    with closing(AnswerFile(path, made={"settings": "a"})) as answers:
+    with closing(AnswerFile(path)) as answers:
+        answers.begin({"model": "a", "settings": {"n": 1}})
         answers.add((1, 0), {"text": "x"})
-    with pytest.raises(SetBlockError, match=r"out\.jsonl\.part was made with other prompts, settings or model"):
-        AnswerFile(path, made={"settings": "b"})
-    with closing(AnswerFile(path, made={"settings": "a"})) as answers:
+    before = path.with_name("out.jsonl.part").read_bytes()
+    for made, said in (
+        ({"model": "b", "settings": {"n": 1}}, "model"),
+        ({"model": "a", "settings": {"n": 2}}, "settings"),
+    ):
+        with (
+            closing(AnswerFile(path)) as answers,
+            pytest.raises(SetBlockError, match=rf"out\.jsonl\.part was made with other {said}: delete it"),
+        ):
+            answers.begin(made)
+    assert path.with_name("out.jsonl.part").read_bytes() == before
+    with closing(AnswerFile(path)) as answers:
+        answers.begin({"settings": {"n": 1}, "model": "a"})
         assert answers.done == {(1, 0)}
+
+
+def test_another_model_at_the_same_place_does_not_continue_a_file(run, copied, plain, tmp_path, monkeypatch):
+    """A model that was trained further meanwhile: its folder's name is no fingerprint."""
+    out = tmp_path / "out.jsonl"
+    command = ("generate", "--input", plain, "--output", out, "--model", copied, *OPTIONS)
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFile, "finish", lambda self: None)
+        assert run(*command).code == 0
+    weights = load_file(copied / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] * 2}, copied / "model.safetensors", metadata={"format": "pt"})
+    outcome = run(*command)
+    assert (outcome.code, "was made with other model: delete it to start again" in outcome.message) == (1, True)
+
+
+def test_a_second_writer_is_refused_at_once(run, sbd_folder, plain, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with closing(AnswerFile(out)):
+        outcome = run("generate", "--input", plain, "--output", out, "--model", sbd_folder, *OPTIONS)
+        said = f"setblock: error: another process is writing to {out}.part: wait for it, or name another file"
+        assert (outcome.code, outcome.message) == (1, said)
+    assert run("generate", "--input", plain, "--output", out, "--model", sbd_folder, *OPTIONS).code == 0
+
+
+def test_a_full_disk_is_named_with_its_file(run, sbd_folder, plain, tmp_path, monkeypatch):
+    """And not stdout."""
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("setblock.json_lines.os.fsync", full)
+    outcome = run("generate", "--input", plain, "--output", tmp_path / "out.jsonl", "--model", sbd_folder, *OPTIONS)
+    said = f"setblock: error: can't write {tmp_path / 'out.jsonl'}.part: No space left on device"
+    assert (outcome.code, outcome.message) == (1, said)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +226,15 @@ def test_names_the_line_that_is_too_long_before_answering_any(run, sbd_folder, t
     outcome = run("generate", "--input", path, "--output", tmp_path / "out.jsonl", "--model", sbd_folder)
     assert outcome.code == 1
     assert "prompts.jsonl, line 2: prompt has " in outcome.message
+
+
+def test_names_the_line_that_is_too_long_for_a_tokenizer(run, sbd_folder, tmp_path, monkeypatch):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + json.dumps({"prompt": "apples " * 10}) + "\n")
+    monkeypatch.setattr("setblock.errors.MOST_CHARACTERS", 50)
+    outcome = run("generate", "--input", path, "--output", tmp_path / "out.jsonl", "--model", sbd_folder)
+    assert outcome.code == 1
+    assert outcome.message.endswith("prompts.jsonl, line 2: prompt has 70 characters: it must have at most 50")
 
 
 @pytest.mark.parametrize(

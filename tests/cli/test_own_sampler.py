@@ -5,7 +5,9 @@ import json
 import pytest
 
 from setblock.decoding.samplers.named import SAMPLERS
+from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.evaluation.sweeps.result_file import read_results
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of
 
@@ -52,6 +54,35 @@ def test_a_class_in_a_file_decodes_and_is_swept(run, sbd_folder, file):
     grid = ("--sampler", f"{file}:Clear", "--grid", "gap=0.5", "--method", "sbd", "--limit", 1)
     rows = json.loads(run("sweep", *grid, *how).stdout)["rows"]
     assert [row["sampler_options"] for row in rows] == [{}, {"gap": 0.5}]
+
+
+def test_a_sweep_of_a_class_in_a_file_is_read_again(run, sbd_folder, file, tmp_path):
+    """By a process that has not loaded the class, and runs none that results name."""
+    name, path = f"{file}:Clear", tmp_path / "sweep.jsonl"
+    grid = ("--sampler", name, "--grid", "gap=0.5,0.9", "--method", "sbd", "--limit", 2, "--batch-size", 2)
+    sweep = ("sweep", *grid, "--model", sbd_folder, "--max-new-tokens", 6, "--output", path, "--json")
+    swept = run(*sweep)
+    del SAMPLERS[name]
+    file.write_text("raise RuntimeError\n")
+    shown = run("sweep", "--results", path, "--json")
+    assert (shown.code, json.loads(shown.stdout)) == (0, json.loads(swept.stdout))
+    assert [row["label"] for row in json.loads(shown.stdout)["rows"][1:]] == [
+        f"{name} 0.5, k 16",
+        f"{name} 0.9, k 16",
+    ]
+    assert label_of(read_results(path)[1].point) == f"{name} 0.5, k 16", "as the figure names it"
+    file.write_text(CLEAR)
+    before = path.read_bytes()
+    assert json.loads(run(*sweep).stdout) == json.loads(swept.stdout)
+    assert path.read_bytes() == before, "nothing was decoded again"
+
+
+def test_a_class_in_a_file_is_not_written_into_a_checkpoint(run, copied, file):
+    """Every command that loads the checkpoint would have to run that file."""
+    grid = ("--sampler", f"{file}:Clear", "--grid", "gap=0.5", "--method", "sbd", "--tolerance", "tokens=90")
+    outcome = run("calibrate", "--model", copied, *grid)
+    assert outcome.code == 2
+    assert f"sampler {file}:Clear can't be written into a checkpoint" in outcome.message
 
 
 @pytest.mark.parametrize(

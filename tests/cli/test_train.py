@@ -11,6 +11,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from families import SMALLEST_LLAMA
+from setblock.errors import SetBlockError
+from setblock.files import only_writer
 from setblock.training.trainer.trainer import SBDTrainer
 from training.processes import in_processes
 
@@ -133,8 +135,8 @@ def test_an_interrupted_run_ends_in_the_weights_of_one_that_was_not(run, recipe,
     outcome = run("train", recipe)
     assert outcome.code == 0
     assert outcome.stderr.splitlines() == [
-        "setblock: going on from step 4",
         f"setblock: warning: {broken / 'checkpoint-6'} is not complete: training starts at step 4",
+        "setblock: going on from step 4",
     ]
     _assert_same_weights(broken, whole)
     assert json.loads((broken / "config.json").read_text())["setblock"]["logit_shift"] is True
@@ -261,6 +263,50 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, recipe, tmp_path, monkeyp
         assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-2"]
     outcome = run("train", recipe)
     assert (outcome.code, outcome.message) == (0, "setblock: going on from step 2")
+
+
+def test_a_second_run_in_one_folder_is_refused_at_once(run, recipe, tmp_path, monkeypatch):
+    """While the first one trains; afterwards the folder has no file of the lock, which an upload would take along."""
+    folder, said = tmp_path / "model", []
+    training_step = SBDTrainer.training_step
+
+    def with_another(self, *args, **kwargs):
+        if not said:
+            with pytest.raises(SetBlockError) as refused, only_writer(folder):
+                pass
+            said.append(str(refused.value))
+        return training_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(SBDTrainer, "training_step", with_another)
+    assert run("train", recipe).code == 0
+    assert said == [f"another process is writing to {folder}: wait for it, or name another file"]
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+    other = tmp_path / "other"
+    other.mkdir()
+    with only_writer(other):
+        outcome = run("train", recipe, "--output", other)
+    said = f"another process is writing to {other}: wait for it, or give another training.output_dir"
+    assert (outcome.code, outcome.message) == (1, f"setblock: error: {said}")
+    assert [path.name for path in other.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "model.safetensors"])
+def test_a_checkpoint_that_was_cut_off_is_passed_over(run, recipe, whole, tmp_path, monkeypatch, name):
+    folder = tmp_path / "model"
+    with monkeypatch.context() as patch:
+        _interrupt_at(5, patch)
+        assert run("train", recipe).code == 130
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+    path = folder / "checkpoint-4" / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    outcome = run("train", recipe)
+    assert outcome.code == 0
+    assert outcome.stderr.splitlines() == [
+        f"setblock: warning: {folder / 'checkpoint-4'} is not complete: training starts at step 2",
+        "setblock: going on from step 2",
+    ]
+    _assert_same_weights(folder, whole)
 
 
 def test_a_run_says_how_it_goes(run, recipe, whole, tmp_path):

@@ -139,3 +139,10 @@ def test_fingerprint_changes_with_the_file(write):
     assert fingerprint() == before
     write("a.jsonl", ROWS[:4])
     assert fingerprint() != before
+
+
+def test_a_line_that_is_too_long_for_a_tokenizer(tmp_path, write, monkeypatch):
+    path = write("a.jsonl", [{"text": "a"}, {"text": "b" * 40}])
+    monkeypatch.setattr(module, "MOST_CHARACTERS", 30)
+    with pytest.raises(SetBlockError, match=r"a\.jsonl, line 2 has \d+ bytes: it must have at most 30"):
+        read(path)

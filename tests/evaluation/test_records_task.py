@@ -78,6 +78,12 @@ def test_a_reference_is_a_completion_or_the_last_message_of_a_chat(model, writte
         ("json", '{"a": null}', "{}", Verdict(False, {"fields": 0.0})),
         ("json", '{"a": 1}', '```json\n{"a": 1}\n```', Verdict(False, {"fields": 0.0})),
         ("json", "[1]", "[1]", Verdict(True, {"fields": 1.0})),
+        ("json", "[1]", "[1.0]", Verdict(True, {"fields": 1.0})),
+        ("json", "[1]", "[true]", Verdict(False, {"fields": 0.0})),
+        ("json", '{"a": true, "b": 0}', '{"a": 1, "b": 0}', Verdict(False, {"fields": 0.5})),
+        ("json", '{"a": {"b": [0]}}', '{"a": {"b": [false]}}', Verdict(False, {"fields": 0.0})),
+        ("json", '{"a": 1}', '{"a": ' * 20_000, Verdict(False, {"fields": 0.0})),
+        ("json", '{"a": 1}', '{"a": ' * 500 + "1" + "}" * 500, Verdict(False, {"fields": 0.0})),
     ],
 )
 def test_judges(judge, reference, answer, verdict):

@@ -1,7 +1,9 @@
 """A checkpoint as a GGUF file: setblock reads back what it wrote, and llama.cpp's tokenizer is the checkpoint's."""
 
 import copy
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp.library import ModelFile, is_installed
 from setblock.integrations.llama_cpp.options import LlamaOptions
+from setblock.model.loading.loading import load_tokenizer
 from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
 from setblock.model.sbd_model import SBDModel
 
@@ -82,14 +85,47 @@ def test_types_of_weights(weights: WeightType, sbd: SBDModel, tmp_path: Path) ->
         assert (found[name] - weight).abs().max() <= 2.0 ** (1 - bits) * weight.abs().max()
 
 
-def test_a_file_appears_once_it_is_whole(sbd: SBDModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("3072 requested and 512 written"), "only a part could be written, is the disk full"),  # of NumPy
+    ],
+)
+def test_a_file_appears_once_it_is_whole(
+    error: OSError, said: str, sbd: SBDModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", full)
-    with pytest.raises(SetBlockError, match="No space left on device"):
+    with pytest.raises(SetBlockError, match=rf"can't write .*model\.gguf: {said}"):
         write_gguf(sbd, tmp_path / "model.gguf")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_can_not_be_written(sbd: SBDModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor can anything be deleted in it."""
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", read_only)
+    monkeypatch.setattr(Path, "unlink", read_only)
+    with pytest.raises(SetBlockError, match=r"can't write .*model\.gguf: Read-only file system"):
+        write_gguf(sbd, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.99])
+def test_a_file_that_was_cut_off(share: float, sbd: SBDModel, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(sbd, path)
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    for read in (setblock.load, load_tokenizer):
+        with pytest.raises(
+            SetBlockError, match=r"model\.gguf is a damaged or truncated GGUF file: .*download it again"
+        ):
+            read(path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,12 +109,49 @@ def test_an_interrupted_save_leaves_no_checkpoint(
         assert torch.equal(load(tmp_path, device="cpu").model(input_ids=ids).logits, sbd.model(input_ids=ids).logits)
 
 
-def test_weights_of_an_older_checkpoint_do_not_stay(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_in_shards", [True, False])
+def test_weights_of_an_older_checkpoint_do_not_stay(
+    first_in_shards: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Transformers would take a stale `model.safetensors` before the shards of a newer save, or the other way round."""
-    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"old")
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    tiny_sbd("llama", tokenizer).save(tmp_path)
-    assert [path.name for path in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
+    older, newer = (tiny_sbd("llama", tokenizer, seed=seed) for seed in (1, 2))
+    in_shards = partial(older.model.save_pretrained, max_shard_size="20KB")
+    monkeypatch.setattr((older if first_in_shards else newer).model, "save_pretrained", in_shards)
+    older.save(tmp_path)
+    before = {path.name for path in tmp_path.glob("*.safetensors*")}
+    newer.save(tmp_path)
+    after = {path.name for path in tmp_path.glob("*.safetensors*")}
+    assert len(before) == 1 or len(after) == 1
+    assert not before & after
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.inference_mode():
+        assert torch.equal(load(tmp_path, device="cpu").model(input_ids=ids).logits, newer.model(input_ids=ids).logits)
+
+
+def test_files_of_others_stay(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """A save deletes the weights of the checkpoint that it replaces: those that its index names, in this folder alone."""
+    folder, others = tmp_path / "checkpoint", ("adapter_model.safetensors", "consolidated.safetensors", "notes.txt")
+    folder.mkdir()
+    for name in (*others, "model-00001-of-00002.safetensors", "../model-00002-of-00002.safetensors"):
+        (folder / name).write_bytes(b"other")
+    named = ("model-00001-of-00002.safetensors", "../model-00002-of-00002.safetensors", "notes.txt")
+    index = {"weight_map": {str(place): name for place, name in enumerate(named)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    tiny_sbd("llama", tokenizer).save(folder)
+    assert {path.name for path in folder.glob("*.safetensors*")} == {*others[:2], "model.safetensors"}
+    assert all((folder / name).read_bytes() == b"other" for name in others)
+    assert (tmp_path / "model-00002-of-00002.safetensors").exists()
+
+
+def test_a_model_is_not_saved_into_the_folder_of_an_adapter(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    """Transformers would load the model with the adapter that lies next to it."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(
+        SetBlockError, match="holds an adapter, with which the model would be loaded: save it elsewhere"
+    ):
+        tiny_sbd("llama", tokenizer).save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_the_config_holds_the_facts_and_nothing_of_this_machine(

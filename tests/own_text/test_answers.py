@@ -1,7 +1,9 @@
 """Regenerated answers: those of plain decoding, in the shape of the data, and the same after an interruption."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +15,13 @@ from setblock.data.section import DataSection
 from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
+from setblock.json_lines import PartFile
 from setblock.model.sbd_model import SBDModel
-from setblock.own_text import answered, questions_of, regenerate
+from setblock.own_text import Question, answered, questions_of, regenerate
+from setblock.structure.calls import call_form
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
-QUESTIONS = [f"Question {i}:" for i in range(12)]
+QUESTIONS = [Question(f"Question {i}:") for i in range(12)]
 
 
 @pytest.fixture
@@ -39,35 +43,111 @@ def test_answers_are_what_each_question_gets_alone(model: SBDModel, tmp_path: Pa
     numbers = {record["question"] for record in found}
     for number, question in enumerate(QUESTIONS):
         settings = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5 + number)
-        alone = generate(model, question, settings=settings, raw=True)
+        alone = generate(model, question.prompt, settings=settings, raw=True)
         assert (number in numbers) == (alone.finish_reason == "stop")
         if number in numbers:
             (record,) = (each for each in found if each["question"] == number)
-            assert record == {"question": number, "prompt": question, "completion": alone.text}
+            assert record == {"question": number, "prompt": question.prompt, "completion": alone.text}
 
 
-def test_an_interrupted_file_is_gone_on_with(model: SBDModel, tmp_path: Path) -> None:
+def test_an_interrupted_file_is_gone_on_with(model: SBDModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    regenerate(model, QUESTIONS, whole, settings=SETTINGS, batch_size=4)
-    lines = whole.read_text().splitlines(keepends=True)
-    broken.write_text(lines[0] + lines[1][:20])
-    regenerate(model, QUESTIONS, broken, settings=SETTINGS, batch_size=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartFile, "finish", lambda *_: None)
+        regenerate(model, QUESTIONS, broken, settings=SETTINGS, batch_size=4)
+    assert not broken.exists()
+    part = broken.with_name("broken.jsonl.part")
+    lines = part.read_text().splitlines(keepends=True)
+    part.write_text("".join(lines[:6]) + lines[6][:20])
+    asked: list[int] = []
+    done = regenerate(model, QUESTIONS, broken, settings=SETTINGS, batch_size=2, on_progress=asked.append)
+    assert len(asked) == 4, "five of twelve were answered already"
+    assert done == regenerate(model, QUESTIONS, whole, settings=SETTINGS, batch_size=4)
     assert broken.read_text() == whole.read_text()
+    assert not part.exists()
+    with pytest.raises(SetBlockError, match=r"broken\.jsonl exists already"):
+        regenerate(model, QUESTIONS, broken, settings=SETTINGS)
 
 
-def test_a_file_of_something_else_is_refused(model: SBDModel, tmp_path: Path) -> None:
+def test_a_part_of_something_else_is_refused(
+    model: SBDModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "own.jsonl"
-    path.write_text('{"text": "a"}\n')
-    with pytest.raises(SetBlockError, match="was not written by this command"):
-        regenerate(model, QUESTIONS, path, settings=SETTINGS)
-    path.write_text('{"question": 1, "prompt": "Another?", "completion": "Yes."}\n')
-    with pytest.raises(SetBlockError, match="holds answers to other questions"):
-        regenerate(model, QUESTIONS, path, settings=SETTINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartFile, "finish", lambda *_: None)
+        regenerate(model, QUESTIONS[:3], path, settings=SETTINGS)
+    before = path.with_name("own.jsonl.part").read_bytes()
+    other = tiny_sbd("llama", tokenizer, num_hidden_layers=1, max_position_embeddings=512, seed=1)
+    for questions, asked, settings, said in (
+        (QUESTIONS[:3], other, SETTINGS, r"made with other model: delete it"),
+        (QUESTIONS[:3], model, replace(SETTINGS, temperature=2.0), r"made with other settings: delete it"),
+        ([*QUESTIONS[:2], QUESTIONS[5]], model, SETTINGS, "holds answers to other questions"),
+        (QUESTIONS[:2], model, SETTINGS, "holds answers to other questions"),
+    ):
+        with pytest.raises(SetBlockError, match=rf"own\.jsonl\.part (was )?{said}"):
+            regenerate(asked, questions, path, settings=settings)
+    assert path.with_name("own.jsonl.part").read_bytes() == before
 
 
 def test_a_folder_in_the_place_of_the_file_is_refused(model: SBDModel, tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl.part").mkdir()
     with pytest.raises(SetBlockError, match=r"can't write .*: Is a directory"):
-        regenerate(model, QUESTIONS, tmp_path, settings=SETTINGS)
+        regenerate(model, QUESTIONS, tmp_path / "own.jsonl", settings=SETTINGS)
+
+
+TOOL = {"type": "function", "function": {"name": "look", "description": "-", "parameters": {"type": "object"}}}
+TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}{% for m in messages %}"
+    "<{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    '[call]{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}'
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_chat_keeps_its_tools_calls_and_names(model: SBDModel, tmp_path: Path) -> None:
+    """In what is asked, and in what is written."""
+    model.tokenizer.chat_template = TEMPLATE
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": 3}}}
+    chat = [
+        {"role": "user", "name": "Ana", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "look", "content": "A cat."},
+        {"role": "assistant", "content": "There is a cat."},
+    ]
+    source, path = tmp_path / "chats.jsonl", tmp_path / "own.jsonl"
+    source.write_text(json.dumps({"messages": chat, "tools": [TOOL]}) + "\n")
+    (question,) = questions_of(DataSection(source=str(source)))
+    assert question == Question(chat[:3], [TOOL])
+    form = call_form(model.tokenizer)
+    said = 'Hm.[call]{"name": "look", "arguments": {"at": [4]}}'
+    assert answered(question, said, form) == {
+        "messages": [
+            *chat[:3],
+            {
+                "role": "assistant",
+                "content": "Hm.",
+                "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": [4]}}}],
+            },
+        ],
+        "tools": [TOOL],
+    }
+    assert answered(question, '[call]{"name": "look", "arguments": {"at": [4}}', form) is None
+
+    fed: list[list[int]] = []
+
+    def generate_batch(model: SBDModel, prompts: list[list[int]], **_: Any) -> list[Any]:
+        fed.extend(prompts)
+        return [SimpleNamespace(text=said, finish_reason="stop")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("setblock.own_text.generate_batch", generate_batch)
+        regenerate(model, [question], path, settings=SETTINGS)
+    text = model.tokenizer.decode(fed[0])
+    assert text == model.tokenizer.apply_chat_template(
+        chat[:3], tools=[TOOL], tokenize=False, add_generation_prompt=True
+    )
+    assert "<user Ana>" in text
+    assert records(path) == [{"question": 0, **(answered(question, said, form) or {})}]
 
 
 def test_questions_of_every_shape(tmp_path: Path) -> None:
@@ -81,12 +161,12 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": chat}) + "\n")
     (question,) = questions_of(DataSection(source=str(path)))
-    assert question == chat[:3]
+    assert question.prompt == chat[:3]
     assert answered(question, "Eight.") == {"messages": [*chat[:3], {"role": "assistant", "content": "Eight."}]}
 
     path.write_text(json.dumps({"messages": chat[:1]}) + "\n")
     (question,) = questions_of(DataSection(source=str(path)))
-    assert question == chat[:1], "a message that nobody has answered"
+    assert question.prompt == chat[:1], "a message that nobody has answered"
 
     path.write_text(json.dumps({"q": "1 + 1 =", "a": " 3"}) + "\n")
     (question,) = questions_of(DataSection(source=str(path), prompt_column="q", completion_column="a"))
@@ -94,7 +174,7 @@ def test_questions_of_every_shape(tmp_path: Path) -> None:
 
     problems = list(questions_of(DataSection(source="word-problems", documents=2)))
     assert len(problems) == 2
-    assert all(str(problem).endswith("\nAnswer:") for problem in problems)
+    assert all(str(problem.prompt).endswith("\nAnswer:") for problem in problems)
 
     for content, said in (
         ({"text": "a"}, "a text has no prompt"),

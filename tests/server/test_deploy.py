@@ -1,6 +1,10 @@
 """What the files of deploy/ and the page on serving name exists: options, metrics, files, ports."""
 
 import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -48,9 +52,27 @@ def test_the_image_waits_for_the_drain():
     assert int(re.search(r"--stop-timeout (\d+)", PAGE)[1]) > ServerLimits().drain_seconds
 
 
-def test_the_image_copies_what_the_build_needs():
+def test_the_wheel_is_built_from_exactly_what_the_image_copies(tmp_path):
+    """What `Dockerfile.dockerignore` lets through, copied as the stage `wheel` does, is all that `pip wheel` needs."""
+    stage = (DEPLOY / "Dockerfile").read_text().split("\nFROM ")[1]
     allowed = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
-    for name in re.findall(r"^COPY ([^-].*)$", (DEPLOY / "Dockerfile").read_text(), flags=re.M):
-        for source in name.split()[:-1]:
-            assert f"!{source.removeprefix('./')}" in allowed, source
-            assert (ROOT / source).exists()
+    source = tmp_path / "src"
+    source.mkdir()
+    copies = re.findall(r"^COPY (.*)$", stage, flags=re.M)
+    assert copies
+    for *names, target in map(str.split, copies):
+        for name in names:
+            assert f"!{name}" in allowed, f"{name} is not sent to the builder"
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, source / target)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = tmp_path.glob("setblock-*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        built = {name for name in file.namelist() if not name.startswith("setblock-")}
+    package = ROOT / "src"
+    files = {str(path.relative_to(package)) for path in package.rglob("*") if path.is_file()}
+    assert built == {name for name in files if "__pycache__" not in name}

@@ -20,7 +20,7 @@ WRONG = {
     "top_p": ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0.0"),
     "min_p": ({"min_p": 1.5}, "min_p must be between 0 and 1, not 1.5"),
     "top_k": ({"top_k": -1}, "top_k must be at least 1, or 0 for all, not -1"),
-    "n": ({"n": 0}, "n must be between 1 and 128, not 0"),
+    "n": ({"n": 1000}, "n must be between 1 and 64, not 1000"),  # the server's limit, not the library's
     "seed": ({"seed": 2**63}, "seed must be a number of 64 bits"),
     "max_tokens": ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
     "max_completion_tokens": ({"max_completion_tokens": 0}, "max_completion_tokens must be at least 1, not 0"),

@@ -147,3 +147,19 @@ def test_what_can_not_be_merged(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "config.json").write_text("{}")
     assert "holds a model already" in said(trained)
+
+
+def test_merging_into_its_own_input_changes_nothing(trained: Path, tmp_path: Path) -> None:
+    run_folder = shutil.copytree(trained, tmp_path / "run")
+    (run_folder / "config.json").unlink()  # as if it were not finished
+    before = {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")}
+    for adapter, output, said in (
+        (run_folder / "checkpoint-1", run_folder / "checkpoint-1", "holds an adapter"),
+        (run_folder, run_folder / "sbd_adapter", "holds an adapter"),
+        (run_folder / "checkpoint-1", run_folder, "is the folder of a run"),
+    ):
+        outcome = run("merge", adapter, "--output", output)
+        assert outcome.exit_code == 1
+        (line,) = outcome.stderr.splitlines()
+        assert said in line
+    assert {path: path.stat().st_mtime_ns for path in run_folder.rglob("*")} == before

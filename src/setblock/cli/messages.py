@@ -1,8 +1,6 @@
 """Print what goes to the terminal: results, one-line messages, and silence from the libraries underneath."""
 
-import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -19,21 +17,14 @@ from rich.table import Table
 
 from setblock.errors import SetBlockError
 from setblock.files import FULL_DISK
+from setblock.json_lines import json_line
 
 _PIPE_WIDTH = 160
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Print one JSON object on stdout. JSON has no infinity: an infinite number is the string `inf`, as it is typed."""
-    print(json.dumps(_without_infinity(result), allow_nan=False), flush=True)
-
-
-def _without_infinity(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_infinity(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_infinity(each) for each in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
+    """Print one JSON object on stdout."""
+    print(json_line(result), end="", flush=True)
 
 
 def print_message(text: str) -> None:

@@ -3,15 +3,15 @@
 Knows lines and files. Knows nothing of how answers are made, and imports no PyTorch.
 """
 
-import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from setblock.errors import SetBlockError
-from setblock.files import whole_lines, write_whole, writing
+from setblock.json_lines import PartFile, json_line, read_json
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def read_prompts(text: str, *, name: str) -> list[PromptLine]:
 
 def _line(content: str, number: int, where: str) -> PromptLine:
     try:
-        found = json.loads(content)
+        found = read_json(content)
     except ValueError as error:
         raise SetBlockError(f"{where} is not JSON ({error}): write one object per line") from error
     if not isinstance(found, dict):
@@ -71,40 +71,25 @@ Key = tuple[int, int]
 
 class AnswerFile:
     """Collect answers for the file `path`. Until all are there they are in `path` + `.part`, in the order in which they
-    came, behind a line that says how they are made; a run that is made otherwise does not continue them."""
+    came; a later run continues them, if its answers are made in the same way."""
 
-    def __init__(self, path: Path, *, made: dict[str, Any]) -> None:
-        """Open the part. Raise `SetBlockError` if a whole file exists, a part was made otherwise, or there is no folder."""
-        self.path, self.part = path, path.with_name(f"{path.name}.part")
-        if path.exists():
-            raise SetBlockError(f"{path} exists already: name another file, or move it away")
-        header = json.dumps(made, sort_keys=True)
-        with writing(self.part):
-            found, *lines = whole_lines(self.part) or [b""]
-            if found.decode() not in ("", header):
-                raise SetBlockError(
-                    f"{self.part} was made with other prompts, settings or model: delete it to start again"
-                )
-            self._file = open(self.part, "ab")  # noqa: SIM115  # closed by `close`
-        if not found:
-            self._write(header)
-        self.done: set[Key] = {(answer["line"], answer["sample"]) for answer in map(json.loads, lines)}
+    def __init__(self, path: Path) -> None:
+        """Open the part, with the errors of `PartFile`."""
+        self.path, self.done = path, set[Key]()
+        self._file = PartFile(path)
+
+    def begin(self, made: Mapping[str, Any]) -> None:
+        """Continue what an earlier run left. Raise `SetBlockError` if it was `made` otherwise."""
+        self.done = set(map(_key, self._file.begin(made)))
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
         """Write an answer. It is there, or it is not, whenever the program ends."""
-        self._write(_written(key, answer))
+        self._file.add(_record(key, answer))
         self.done.add(key)
-
-    def _write(self, line: str) -> None:
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
 
     def finish(self) -> None:
         """Sort the answers, which are all there, by their prompts, and give the file its name."""
-        _, *lines = self.part.read_text().splitlines()
-        ordered = sorted(map(json.loads, lines), key=lambda answer: (answer["line"], answer["sample"]))
-        write_whole(self.path, "".join(json.dumps(answer) + "\n" for answer in ordered))
-        self.part.unlink()
+        self._file.finish(partial(sorted, key=_key))
 
     def close(self) -> None:
         """Close the part, which a later run may continue."""
@@ -121,14 +106,18 @@ class AnswerPipe:
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
         """Write an answer, now or later."""
-        self._waiting[key] = _written(key, answer)
+        self._waiting[key] = json_line(_record(key, answer))
         self.done.add(key)
         while self._open and self._open[0] in self._waiting:
-            print(self._waiting.pop(self._open.popleft()), flush=True)
+            print(self._waiting.pop(self._open.popleft()), end="", flush=True)
 
     def finish(self) -> None:
         """Do nothing: all is written."""
 
 
-def _written(key: Key, answer: dict[str, Any]) -> str:
-    return json.dumps({"line": key[0], "sample": key[1], **answer})
+def _record(key: Key, answer: dict[str, Any]) -> dict[str, Any]:
+    return {"line": key[0], "sample": key[1], **answer}
+
+
+def _key(record: Mapping[str, Any]) -> Key:
+    return record["line"], record["sample"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from setblock.data.tasks import Task, TextExample, Verdict
 from setblock.errors import SetBlockError, check_one_of
+from setblock.json_lines import read_json
 
 if TYPE_CHECKING:
     from setblock.data.texts.records import SourceRecord
@@ -26,10 +27,10 @@ def _last_number(reference: str, answer: str) -> Verdict:
 def _json(reference: str, answer: str) -> Verdict:
     """Score `fields`, too: the share of the reference's fields that the answer has with the same value."""
     wanted, found = _json_in(reference), _json_in(answer)
-    right = wanted is not None and found == wanted
+    right = wanted is not None and _same(found, wanted)
     if not isinstance(wanted, Mapping) or not isinstance(found, Mapping) or not wanted:
         return Verdict(right, {"fields": float(right)})
-    same = sum(key in found and found[key] == value for key, value in wanted.items())
+    same = sum(key in found and _same(found[key], value) for key, value in wanted.items())
     return Verdict(right, {"fields": same / len(wanted)})
 
 
@@ -52,9 +53,18 @@ def _number_in(text: str) -> Decimal | None:
 
 def _json_in(text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are the same. To Python, `true` is 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,10 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
     try:
         made = {key: recorded[key] for key in ("date", "hardware", "versions")}
         seconds, token_ids, run = float(recorded["seconds"]), recorded.get("token_ids"), recorded["run"]
-        point, outcomes = point_from_json(recorded["point"]), _OUTCOMES.validate_python(recorded["outcomes"])
+        point, outcomes = (
+            point_from_json(recorded["point"], to_decode=False),
+            _OUTCOMES.validate_python(recorded["outcomes"]),
+        )
     except KeyError as error:
         raise SetBlockError(f"it has no {error}") from error
     except (TypeError, AttributeError, ValidationError) as error:

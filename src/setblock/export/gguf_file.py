@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, check_one_of
 from setblock.export.families import family_of, tensors_of, write_config
+from setblock.files import writing
 from setblock.model.loading.gguf import END_OF_TEXT_KEY, FACTS_KEY, ROLES, TOKENIZER_KEY
 from setblock.model.sbd_model import SBDModel
 
@@ -58,7 +59,7 @@ def model_file(model: PreTrainedModel, path: Path, *, weights: WeightType) -> It
     family = family_of(model)
     temporary = path.with_name(f".{path.name}.writing")
     writer = gguf.GGUFWriter(temporary, family.architecture)
-    try:
+    with writing(path), _deleted(temporary), closing(writer):
         writer.add_type(gguf.GGUFType.MODEL)
         if name := Path(model.name_or_path).name:
             writer.add_name(name)
@@ -74,11 +75,16 @@ def model_file(model: PreTrainedModel, path: Path, *, weights: WeightType) -> It
         writer.write_tensors_to_file()
         writer.close()
         os.replace(temporary, path)
-    except OSError as error:
-        raise SetBlockError(f"can't write {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _deleted(path: Path) -> Iterator[None]:
+    """Delete a file afterwards, if it is there."""
+    try:
+        yield
     finally:
-        writer.close()
-        temporary.unlink(missing_ok=True)
+        if path.exists():
+            path.unlink()
 
 
 def _stored(name: str, weight: Tensor, weights: WeightType) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:

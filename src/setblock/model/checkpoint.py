@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -38,6 +39,27 @@ def stored_sums(folder: Path) -> Sums:
         with safe_open(path, framework="pt") as file:
             found |= sums_of((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
     return found
+
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Transformers' names for the weights of a checkpoint: one file; or the index of several, which names them."""
+
+
+def weight_files(folder: Path) -> set[Path]:
+    """Return the paths of the weights of the checkpoint in a folder, by Transformers' names and the index of its shards; some
+    may not exist. A file that the index names elsewhere, or that holds no tensors, is not among them."""
+    found = {folder / WEIGHTS, folder / WEIGHTS_INDEX}
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no index, or one of something else
+        names = set(json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        found |= {folder / name for name in names if Path(name).name == name and name.endswith(".safetensors")}
+    return found
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise `SetBlockError` if a folder has PEFT's files of an adapter: Transformers would load a model that is saved there
+    with the adapter."""
+    if (folder / "adapter_config.json").exists():
+        raise SetBlockError(f"{folder} holds an adapter, with which the model would be loaded: save it elsewhere")
 
 
 def refuse_loss(expected: Sums, found: Sums, where: str | Path) -> None:
@@ -79,7 +101,7 @@ def write_facts(folder: Path, facts: SBDFacts) -> None:
     path = folder / "config.json"
     with prefixed(f"can't write {path}", (OSError, ValueError)):
         config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: facts.to_json()}
-        write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def copy_checkpoint(source: Path, folder: Path) -> None:

@@ -6,22 +6,31 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import mode
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.files import ASSETS, FACTS_FILE
+from setblock.errors import SetBlockError, SetBlockWarning, prefixed
+from setblock.files import ASSETS, FACTS_FILE, writing
 from setblock.locks import lock_of
 from setblock.model.adapter.adapted import join_adapted
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, gate_of
 from setblock.model.attention.attention import plan_of, planned
-from setblock.model.checkpoint import refuse_loss, stored_sums, sums_of
+from setblock.model.checkpoint import (
+    WEIGHTS_INDEX,
+    refuse_adapter,
+    refuse_loss,
+    stored_sums,
+    sums_of,
+    weight_files,
+)
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
@@ -189,7 +198,8 @@ class SBDModel:
         file with which its `generate` decodes in blocks.
 
         Each file is first written under another name, and `config.json` is renamed last. An interrupted save therefore never
-        leaves an incomplete checkpoint that looks complete.
+        leaves an incomplete checkpoint that looks complete. Of an older checkpoint in the folder, the weights are deleted that
+        its index names. Other files stay.
 
         Args:
             folder: the destination, which is created if necessary.
@@ -200,17 +210,19 @@ class SBDModel:
                 the folder has none afterwards.
 
         Raises:
-            SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, or a tensor
-                is not in what was written. Nothing in the folder has changed then.
+            SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, the folder
+                is an adapter's or can't be written, or a tensor is not in what was written. Nothing in the folder has changed
+                then.
         """
         self._refuse_changed("saved")
         texts = [] if draft_text is None else list(read_texts(draft_text))
         if draft_text is not None:
             draft_text_of(texts, self)  # refuses what could not be loaded
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
-            whole = Path(made)
+        refuse_adapter(folder)
+        with writing(folder), ExitStack() as opened:
+            folder.mkdir(parents=True, exist_ok=True)
+            whole = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix=".saving-", dir=folder)))
             state = self.model.state_dict() if state is None else state
             runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())  # most of them
             if dtype is not None:
@@ -219,7 +231,8 @@ class SBDModel:
             state = {name: weight for name, weight in state.items() if name not in tied}  # made again from the others
             state = _with_own_tensors(state)
             expected = sums_of(state.items())
-            self.model.save_pretrained(whole, state_dict=state)
+            with prefixed(f"can't write {folder}", SafetensorError):
+                self.model.save_pretrained(whole, state_dict=state)
             refuse_loss(expected, stored_sums(whole), folder)
             self.tokenizer.save_pretrained(whole)
             config = json.loads((whole / "config.json").read_text()) | {"dtype": str(runs_in).removeprefix("torch.")}
@@ -236,12 +249,12 @@ class SBDModel:
                 lines = "".join(f"{json.dumps(text)}\n" for text in texts)
                 (whole / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")
             files = (path for path in whole.rglob("*") if path.is_file())
-            written = sorted(files, key=lambda path: path.name == "config.json")
-            # An older checkpoint in the folder stops being one before any of its files changes.
+            # The index comes first: it names shards, which a later save can then delete, should this one be interrupted.
+            written = sorted(files, key=lambda path: (path.name == "config.json", path.name != WEIGHTS_INDEX))
+            # An older checkpoint in the folder stops being one before any of its files changes. Other files are others'.
             (folder / "config.json").unlink(missing_ok=True)
-            old = {*folder.glob("*.safetensors*"), *folder.glob(DRAFT_TEXT_FILE)}
-            for stale in old - {folder / path.name for path in written}:
-                stale.unlink()
+            for stale in {*weight_files(folder), folder / DRAFT_TEXT_FILE} - {folder / path.name for path in written}:
+                stale.unlink(missing_ok=True)
             readable = (whole / "config.json").stat().st_mode
             for path in written:
                 path.chmod(readable)  # safetensors leaves its files to their owner alone

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import SETTINGS, DecodingSettings
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, QueueFull, Request
 from setblock.errors import SetBlockError
@@ -64,14 +64,15 @@ class Serving:
         self, body: DecodingBody, prompts: list[list[int]], account: Account, *, grammar: Structure | None = None
     ) -> "Reply":
         """Have prompts answered, held to the `grammar` of tools. Raise `ApiError` for a wrong parameter, or without room."""
+        n = self.config.default.n if body.n is None else body.n
+        most = int(min(self.config.limits.max_answers // len(prompts), SETTINGS["n"].range.high))
+        if not 1 <= n <= most:
+            of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
+            raise bad_request(f"n must be between 1 and {most}{of}, not {n}", param="n")
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
             await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
-        if len(prompts) * settings.n > self.config.limits.max_answers:
-            most = self.config.limits.max_answers // len(prompts)
-            of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
-            raise bad_request(f"n must be between 1 and {most}{of}, not {settings.n}", param="n")
         try:
             requests = []
             for place, (prompt, sample) in enumerate(product(prompts, range(settings.n))):

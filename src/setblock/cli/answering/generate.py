@@ -193,27 +193,31 @@ def generate_file(
     assert source is not None and target is not None
     text = read_prompt("-") if source == _PIPE else read_text(source)
     settings, lines = decoding.settings(), read_prompts(text, name="stdin" if source == _PIPE else str(source))
-    made = {  # what decides the answers
-        "prompts": hashlib.sha256(text.encode()).hexdigest(),
-        "model": [options.path, options.dtype, options.quantization],
-        "settings": repr(settings),
-        **({"domain": decoding.domain} if decoding.domain else {}),
-        "raw": raw,
-        **({} if options.prepack is None else {"prepacked": options.prepack}),  # may add up in another order
-        **({"llama_cpp": asdict(options.llama_options())} if options.takes_llama_cpp else {}),
-    }
     answers: AnswerFile | AnswerPipe
     with ExitStack() as opened:
         if target == _PIPE:
             answers = AnswerPipe((line.number, sample) for line in lines for sample in range(settings.n))
         else:
             opened.enter_context(resumable())
-            answers = opened.enter_context(closing(AnswerFile(target, made=made)))
+            answers = opened.enter_context(closing(AnswerFile(target)))
         from setblock.engine.offline import answer_prompts
 
         warn_of_bundled(options)
         loaded = load_language_model(options, blocks=settings.method == "sbd")
         settings = decoding.settings_for(loaded)
+        if isinstance(answers, AnswerFile):
+            from setblock.evaluation.sweeps.fingerprint import model_fingerprint
+
+            made: dict[str, Any] = {  # what decides the answers
+                "prompts": hashlib.sha256(text.encode()).hexdigest(),
+                "model": model_fingerprint(loaded),
+                "settings": {name: repr(value) for name, value in settings.changed().items()},
+                "raw": raw,
+                # In another runtime, or with prepacked weights, numbers may add up in another order
+                "prepacked": getattr(loaded, "prepacked", False),
+                "llama_cpp": asdict(options.llama_options()) if options.takes_llama_cpp else None,
+            }
+            answers.begin(made)
         with progress() as tell:
             done = answer_prompts(
                 loaded, lines, settings, answers, concurrency=concurrency, raw=raw, on_progress=partial(tell, "answers")

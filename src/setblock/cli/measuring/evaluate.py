@@ -1,6 +1,7 @@
 """Answer a task's examples and compare with plain decoding: at one setting (`setblock evaluate`), or at every setting of a grid
 (`setblock sweep`), whose fastest that keeps a tolerance can be written into the checkpoint (`setblock calibrate`)."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from setblock.cli.options.decoding_options import DecodingOptions, sampler_text
 from setblock.cli.options.groups import JSON, OUTPUT, TASK, option, option_group, optional
 from setblock.cli.options.model import ModelOptions, RuntimeOptions, load_language_model, load_model, warn_of_bundled
 from setblock.cli.options.tasks import BATCH_SIZE, ExamplesOptions, GridOptions, TaskOptions
+from setblock.decoding.samplers.named import PLUG_INS, name_of
 from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
@@ -235,6 +237,8 @@ def calibrate(
             f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
         )
     grids = grid.grids()
+    if not dry_run:
+        _check_samplers(name for each in grids for name in each.get("sampler", ()))
     loaded = load_model(model, blocks=True)
     if not dry_run:
         _check_writable(model, output)
@@ -250,6 +254,9 @@ def calibrate(
             raise SetBlockError(
                 f"{asked.results} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
             )
+
+    if not dry_run:
+        _check_samplers(name_of(each.point.sampler) for each in results if each.point.sampler is not None)
 
     # 3. The choice, written next to that of other domains
     made = calibration.calibrate(results, wanted, seed=task.seed)
@@ -274,6 +281,16 @@ def calibrate(
             stdout_console().print(told, soft_wrap=True)
     if made.chosen is None:
         raise SetBlockError("no setting passed: sweep --method exact, which keeps any tolerance, or allow a larger one")
+
+
+def _check_samplers(names: Iterable[str]) -> None:
+    """Refuse to write the name of a sampler that other commands would not find, since it is a class in a user's file."""
+    for name in names:
+        if ".py:" in name:
+            raise ParameterError(
+                f"sampler {name} can't be written into a checkpoint, which names samplers that are installed: make it a "
+                f"plug-in (an entry point of the group {PLUG_INS}), or give --dry-run"
+            )
 
 
 def _check_writable(model: ModelOptions, copy: Path | None) -> None:

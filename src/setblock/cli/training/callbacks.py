@@ -100,8 +100,10 @@ class TrainView(TrainerCallback):
         self._task = self._progress.add_task("", total=None)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Draw the bar."""
+        """Say from which step a run goes on, and draw the bar."""
         if state.is_world_process_zero:
+            if state.global_step:
+                print_message(f"going on from step {state.global_step}")
             self._progress.update(self._task, total=state.max_steps, completed=state.global_step)
             self._progress.start()
 

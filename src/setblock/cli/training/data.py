@@ -98,6 +98,7 @@ def regenerate(
     resumes after an interruption. Then set data.source to the file.
     """
     from setblock.data.texts.chat import use_chat_template
+    from setblock.json_lines import PartFile
     from setblock.own_text import questions_of
     from setblock.own_text import regenerate as run
 
@@ -108,6 +109,7 @@ def regenerate(
     if path is None:
         raise SetBlockError("the recipe starts from random weights: name a model with --model")
     settings = decoding.settings()
+    PartFile(output).close()  # refused, if it must be, before the model is loaded
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data.chat_template, loaded.tokenizer)
     with resumable(), progress() as tell:
@@ -120,7 +122,9 @@ def regenerate(
             on_progress=lambda answers: tell("answers", answers, None),
         )
     cut = asked - answers
-    left_out = f"; {cut} did not end within --max-new-tokens and were left out" if cut else ""
+    left_out = (
+        f"; {cut} were left out: they did not end within --max-new-tokens, or called a tool without JSON" if cut else ""
+    )
     typer.echo(f"{counted(answers, 'answer')} in {output}{left_out}")
 
 

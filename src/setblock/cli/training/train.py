@@ -99,9 +99,7 @@ def train(
 
     # Of the processes that `torchrun` or `accelerate launch` started, one speaks for all
     is_main = arguments.process_index == 0
-    is_finished, checkpoint = earlier_run(arguments)
-    if checkpoint is not None and is_main and not is_finished:
-        print_message(f"going on from step {step_of(checkpoint)}")
+    is_finished, _ = earlier_run(arguments)
     started = time.perf_counter()
     try:
         saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))

@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ from setblock.data.section import DataSection
 from setblock.data.texts.encoding import Encoder, RecordShape, shaped, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
 from setblock.errors import SetBlockError
-from setblock.files import differences, write_whole, writing
+from setblock.files import LOCK, differences, only_writer, write_whole, writing
 
 _MANIFEST, _PLAN = "manifest.json", "plan.json"
 _ARRAYS = ("starts", "order", "lengths")  # of `CorpusRows`, each in a file that it is mapped from
@@ -56,7 +57,7 @@ def tokenise(
     """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. A folder
     that a stopped run left is completed. A source without an end needs `documents`, and the tokenizer the section's chat
     template. `on_progress` hears the number of documents so far. Raise `SetBlockError` if the data can't be read, is not as the
-    section says, or the folder holds other data."""
+    section says, or the folder holds other data, or another process writes to it."""
     sources = {
         f"{part}-{number:02d}": (Encoder(tokenizer, source, own), records_of(source))
         for part, own in section.parts.items()
@@ -64,7 +65,9 @@ def tokenise(
     }
     read = {stem: records.fingerprint for stem, (_, records) in sources.items()}
     plan = {**_identity(section, tokenizer, limits), "records": read, "shard_documents": SHARD_DOCUMENTS}
-    with writing(folder, what="tokenised documents to"):
+    with writing(folder, what="tokenised documents to"), ExitStack() as opened:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened.enter_context(only_writer(folder, advice="wait for it, or give another --output"))
         _claim(folder, plan)
         done = 0
         for stem, (encoder, records) in sources.items():
@@ -146,12 +149,11 @@ def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: 
 
 def _claim(folder: Path, plan: dict[str, Any]) -> None:
     """Record in a folder what it will hold, or check that it is that."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / _PLAN
     if path.is_file():
         for key, _, _ in differences(json.loads(path.read_text(encoding="utf-8")), plan):
             raise SetBlockError(f"{folder} holds data made of another {key}: delete it, or give another --output")
-    elif any(folder.iterdir()):
+    elif any(each.name != LOCK for each in folder.iterdir()):
         raise SetBlockError(f"{folder} holds something else: give an empty --output")
     write_whole(path, json.dumps(plan, indent=1) + "\n")
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import is_task, task_named
-from setblock.errors import SetBlockError, check_installed
+from setblock.errors import MOST_CHARACTERS, SetBlockError, check_installed
+from setblock.json_lines import read_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
@@ -157,8 +158,12 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
                 if not line.strip():
                     continue
                 where = f"{path}, line {number}"
+                if len(line) > MOST_CHARACTERS:  # too long for a tokenizer, and for nothing else
+                    raise SetBlockError(
+                        f"{where} has {len(line)} bytes: it must have at most {MOST_CHARACTERS}, so split it"
+                    )
                 try:
-                    columns = json.loads(line.rstrip())
+                    columns = read_json(line.rstrip())
                 except ValueError as error:  # also of bytes that are not UTF-8
                     reason = str(error)
                     if isinstance(error, json.JSONDecodeError):

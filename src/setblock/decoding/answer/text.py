@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
-from setblock.errors import SetBlockError, prefixed, warn
+from setblock.errors import SetBlockError, check_length, prefixed, warn
 from setblock.locks import lock_of, one_at_a_time
 
 Message = Mapping[str, Any]
@@ -88,7 +88,8 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _checked_text(text: str, name: str) -> str:
-    """Refuse half of a pair of UTF-16, which no tokenizer takes."""
+    """Refuse half of a pair of UTF-16, which no tokenizer takes, and a text that is too long for one."""
+    check_length(name, text)
     try:
         text.encode()
     except UnicodeEncodeError as error:

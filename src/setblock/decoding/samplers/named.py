@@ -5,7 +5,7 @@ Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, 
 
 from collections import UserDict
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from setblock.errors import ParameterError, converted, did_you_mean
 
 if TYPE_CHECKING:
-    from setblock.decoding.samplers.base import Sampler
+    from setblock.decoding.samplers.base import BlockView, Sampler, Selection
 
 PLUG_INS = "setblock.samplers"
 """The group of entry points under which other packages name their samplers."""
@@ -59,8 +59,23 @@ def _plug_ins() -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=PLUG_INS)}
 
 
+@dataclass(frozen=True)
+class RecordedSampler:
+    """A sampler that a file of results names and this process does not have, such as a class in a user's file: to be shown and
+    compared. Reading results runs no code that they name."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+
+    def select(self, block: "BlockView") -> "Selection":
+        """Raise `ParameterError`."""
+        raise ParameterError(f"sampler {self.name} is not known here: name it with --sampler")
+
+
 def name_of(sampler: "Sampler") -> str:
     """Return the name of a sampler's class, or raise `ParameterError` if it has none."""
+    if isinstance(sampler, RecordedSampler):
+        return sampler.name
     own = getattr(type(sampler), "name", None)
     for name in [own] if isinstance(own, str) and own in SAMPLERS else SAMPLERS.data:
         if SAMPLERS[name] is type(sampler):
@@ -70,6 +85,8 @@ def name_of(sampler: "Sampler") -> str:
 
 def options_of(sampler: "Sampler") -> dict[str, Any]:
     """Return a sampler's hyperparameters."""
+    if isinstance(sampler, RecordedSampler):
+        return dict(sampler.options)
     return {field.name: getattr(sampler, field.name) for field in fields(sampler)}  # type: ignore[arg-type]
 
 

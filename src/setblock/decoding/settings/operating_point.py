@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_named
+from setblock.decoding.samplers.named import (
+    SAMPLERS,
+    RecordedSampler,
+    name_of,
+    options_of,
+    parameters_of,
+    sampler_named,
+)
 from setblock.decoding.settings.asked import decided, sampler_told
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
@@ -41,11 +48,11 @@ def label_of(point: DecodingSettings) -> str:
     """Return a few words for tables: `entropy-bounded 0.1, k 16`. What is at its default is left out, but for the first."""
     if point.sampler is None:
         return point.method
-    defaults = parameters_of(name_of(point.sampler))
+    defaults = {} if isinstance(point.sampler, RecordedSampler) else parameters_of(name_of(point.sampler))
     told = [
         _number(value) if place == 0 else f"{name} {_number(value)}"
         for place, (name, value) in enumerate(options_of(point.sampler).items())
-        if place == 0 or value != defaults[name]
+        if place == 0 or name not in defaults or value != defaults[name]
     ]
     words = [*([] if point.method == "sbd" else [point.method]), " ".join([name_of(point.sampler), *told])]
     for name in POINT[1:]:
@@ -63,9 +70,10 @@ def point_to_json(point: DecodingSettings) -> dict[str, Any]:
     return {key: told[key] if key in told else getattr(point, key) for key in _KEYS}
 
 
-def point_from_json(recorded: Any) -> DecodingSettings:
+def point_from_json(recorded: Any, *, to_decode: bool = True) -> DecodingSettings:
     """Return the point that `point_to_json` wrote, or raise `ParameterError` if it is none, or none that this release knows.
-    What an earlier release did not know stays open."""
+    What an earlier release did not know stays open. A sampler that is not known here is a `RecordedSampler` where the point is
+    not `to_decode` by."""
     if not isinstance(recorded, Mapping) or not {"method"} <= recorded.keys() <= {*_KEYS}:
         raise ParameterError(f"an operating point must have the keys {', '.join(sorted(_KEYS))}, not be {recorded!r}")
     values = dict(recorded)
@@ -75,6 +83,8 @@ def point_from_json(recorded: Any) -> DecodingSettings:
         return NTP
     if not isinstance(sampler, str) or not isinstance(options, Mapping):
         raise ParameterError(f"an operating point of method {point.method} must name a sampler")
+    if sampler not in SAMPLERS and not to_decode:
+        return replace(point, sampler=RecordedSampler(sampler, tuple(options.items())))
     return replace(point, sampler=sampler_named(sampler, options))
 
 

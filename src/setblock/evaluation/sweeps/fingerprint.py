@@ -18,19 +18,24 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import setblock
 from setblock.data.tasks import Example, Task
 from setblock.model.protocol.facts import CONFIG_KEY
+from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
+from setblock.model.weights import PrepackedLinear
 
 _PACKAGE = Path(setblock.__file__).parent
 
 
-def model_fingerprint(model: SBDModel) -> str:
+def model_fingerprint(model: SBDModel | LanguageModel) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD facts, calibrations left out:
-    they change no answer that is asked for in full."""
+    they change no answer that is asked for in full. Of a model that another runtime reads from one file, that of the file."""
+    if not isinstance(model, SBDModel):
+        with Path(model.path).open("rb") as file:  # type: ignore[attr-defined]
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     config = model.model.config.to_dict()
     facts = {key: value for key, value in (config.pop(CONFIG_KEY, None) or {}).items() if key != "calibrations"}
     for key in ("_name_or_path", "transformers_version"):
@@ -40,7 +45,7 @@ def model_fingerprint(model: SBDModel) -> str:
     words = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     told = [config, facts, words, tokenizer.chat_template, model.quantization]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.model.state_dict().items()):
+    for name, tensor in _tensors(model.model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         for part in _plain_parts(tensor):
             digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -84,6 +89,25 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `state_dict` holds, sorted by name. Prepacked weights are made plain one at a time, not all together."""
+    modules = {f"{name}." if name else "": module for name, module in model.named_modules(remove_duplicate=False)}
+    stored = {
+        f"{prefix}{name}": (prefix, module)
+        for prefix, module in modules.items()
+        for name in (
+            *(name for name, each in module._parameters.items() if each is not None),
+            *(name for name, each in module._buffers.items() if each is not None),
+            *(["weight"] if isinstance(module, PrepackedLinear) else []),
+        )
+        if name not in module._non_persistent_buffers_set
+    }
+    for name, (prefix, module) in sorted(stored.items(), key=lambda each: each[0]):
+        of_module: dict[str, Tensor] = {}
+        module._save_to_state_dict(of_module, prefix, keep_vars=False)
+        yield name, of_module[name]
 
 
 def _plain_parts(tensor: Tensor) -> Iterator[Tensor]:

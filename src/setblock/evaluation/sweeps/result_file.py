@@ -1,21 +1,18 @@
 """Read and write the file of a sweep: a line of JSON for each result, the one of plain decoding first.
 
-Knows what is whole in a file and what is not: a process may end in the middle of a line. Knows nothing of decoding.
+Knows what makes results those of one sweep. Knows nothing of decoding, nor of how lines are kept.
 """
 
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from setblock.decoding.settings.operating_point import NTP
 from setblock.errors import SetBlockError, prefixed
 from setblock.evaluation.result import Result, result_from_json
-from setblock.files import differences, writing
+from setblock.files import differences
+from setblock.json_lines import LinesFile, read_lines
 
 
 def read_results(path: Path) -> list[Result]:
@@ -26,7 +23,7 @@ def read_results(path: Path) -> list[Result]:
         content = path.read_bytes()
     except OSError as error:
         raise SetBlockError(f"can't read {path}: {error.strerror}") from error
-    found = _parse(path, content[: _whole_length(content)])
+    found = _results(path, read_lines(path, content, what=_RESULT)[0])
     if not found:
         raise SetBlockError(f"{path} has no result of plain decoding: it is empty, or not a file of `setblock sweep`")
     return found
@@ -42,54 +39,25 @@ def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tupl
 @contextmanager
 def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Result], None]]]:
     """Open a file to continue it, or make it; yield what it holds, and a function that adds a result and sees it on the disk.
-    What an interruption left of a last line is cut off. None keeps no file. Raise `SetBlockError` if it can't be written,
-    another process writes to it, or as in `read_results`."""
+    What an interruption left of a last line is cut off with the first result that is added. None keeps no file. Raise
+    `SetBlockError` if it can't be written, another process writes to it, or as in `read_results`."""
     if path is None:
         yield [], lambda result: None
         return
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+b")
-    with file:
-        try:
-            held = FileLock(path.with_name(f".{path.name}.lock")).acquire(blocking=False)
-        except Timeout as error:
-            raise SetBlockError(f"another process is writing to {path}: wait for it, or name another file") from error
-        with held:
-            file.seek(0)
-            content = file.read()
-            whole = _whole_length(content)
-            results = _parse(path, content[:whole])  # before anything is cut off: it may be no sweep at all
-            if whole < len(content):
-                file.truncate(whole)
-            elif whole and not content.endswith(b"\n"):
-                file.write(b"\n")
-
-            def add(result: Result) -> None:
-                file.write(json.dumps(result.to_json(), allow_nan=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-
-            yield results, add
+    with LinesFile(path, what=_RESULT) as file:
+        yield _results(path, file.values), lambda result: file.add(result.to_json())
 
 
-def _whole_length(content: bytes) -> int:
-    """Return how much of a file's content is whole lines; a last one may lack its end if it is JSON."""
-    end = content.rfind(b"\n") + 1
-    try:
-        json.loads(content[end:])
-    except ValueError:
-        return end
-    return len(content)
+_RESULT = "a result of a sweep"
 
 
-def _parse(path: Path, content: bytes) -> list[Result]:
+def _results(path: Path, lines: list[Any]) -> list[Result]:
     results: list[Result] = []
-    for number, line in enumerate(content.splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}"
         ntp = results[0] if results else None
-        with prefixed(f"{where} is not a result of a sweep", ValueError):  # of JSON, of its encoding, or of a result
-            result = result_from_json(json.loads(line), ntp=ntp)
+        with prefixed(f"{where} is not {_RESULT}"):
+            result = result_from_json(line, ntp=ntp)
         if ntp is None and result.point != NTP:
             raise SetBlockError(f"{where} must be plain decoding, method ntp")
         if not isinstance(result.run, dict) or (ntp is not None and any(changes(ntp.run, result.run))):

@@ -3,7 +3,6 @@
 Knows how a GGUF file is named to Transformers, and under which keys it holds facts and a tokenizer. Knows nothing of decoding.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from setblock.errors import SetBlockError, one_line, prefixed
+from setblock.json_lines import read_json
 from setblock.model.loading.source import is_gguf
 from setblock.model.protocol.facts import SBDFacts, facts_from_json
 
@@ -93,4 +93,4 @@ def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerB
 def _json(metadata: Metadata, key: str, source: str | Path) -> Any:
     text = metadata(key)
     with prefixed(f"model {source}: {key} is not JSON", ValueError):
-        return None if text is None else json.loads(text)
+        return None if text is None else read_json(text)

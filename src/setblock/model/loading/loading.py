@@ -84,8 +84,8 @@ def load(
         raise SetBlockError(
             f"model {source}: quantization {quantization} is not possible for a GGUF file, whose weights are dequantised"
         )
+    metadata = gguf.metadata_of(source) if is_gguf(source) else None  # first, as it says whether the file is whole
     config = _config_of(source, trust_remote_code)
-    metadata = gguf.metadata_of(source) if is_gguf(source) else None
     with prefixed(f"model {source}"):
         refuse_unsupported(config)
         vocab_size = config.get_text_config().vocab_size
@@ -129,6 +129,9 @@ def load(
             **in_four_bits,
         )
     _check_weights(source, report)
+    unmade = next((name for name, each in model.named_parameters() if each.is_meta and str(device) != "meta"), None)
+    if unmade is not None:  # moving it to a device would be what fails
+        raise SetBlockError(f"model {source}: Transformers could not make {unmade} of its weights; download it again")
     if metadata is not None:  # Transformers reads nothing of ours
         model.generation_config.eos_token_id = list(gguf.end_of_text_in(metadata, source)) or config.eos_token_id
         if facts is not None:
@@ -181,8 +184,8 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
     """Load the config and the tokenizer of a checkpoint. Raise `SetBlockError` if one does not exist, or is damaged."""
     source = resolved(str(path))
     check_source(source)
-    config = _config_of(source, False)
-    return config, _tokenizer_of(source, False, gguf.metadata_of(source) if is_gguf(source) else None)
+    metadata = gguf.metadata_of(source) if is_gguf(source) else None
+    return _config_of(source, False), _tokenizer_of(source, False, metadata)
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
@@ -217,6 +220,8 @@ def _reading(source: str, part: str) -> Iterator[None]:
             f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
         ) from error
     except Exception as error:
+        if "`CONVERSION` entries" in str(error):  # of a report that nobody sees, about weights that are put together
+            raise SetBlockError(f"model {source}: some of its weights have other shapes than by its config") from error
         where = "" if Path(source).exists() else "the hub does not give it: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
         raise SetBlockError(f"can't load model {source}: {where}{part}: {kind}{_line(error)}") from error
@@ -235,9 +240,18 @@ def _check_weights(source: str, report: dict[str, Any]) -> None:
         )
 
 
+_MOST = {"num_hidden_layers": 1000, "hidden_size": 1_000_000, "vocab_size": 10_000_000}
+"""Sizes in a config from which on it is broken. A model would be made of it, for hours or of all memory, before anything sees
+that the weights are of another one."""
+
+
 def refuse_unsupported(config: PretrainedConfig) -> None:
-    """Raise `SetBlockError` with the reason if an architecture does not support blocks."""
+    """Raise `SetBlockError` with the reason if an architecture does not support blocks, or has sizes that no model has."""
     name = config.model_type
+    for size, most in _MOST.items():
+        value = getattr(config.get_text_config(), size, None)
+        if isinstance(value, int) and not 1 <= value <= most:
+            raise SetBlockError(f"{size} in the config must be between 1 and {most}, not {value}")
     if config.is_encoder_decoder:
         raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")
     auto = _auto_class(config)

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from accelerate.utils import gather_object
+from safetensors import SafetensorError, safe_open
 
 from setblock.errors import SetBlockError, warn
 from setblock.files import FULL_DISK, differences, write_whole, writing
@@ -91,7 +93,8 @@ def without_nulls(value: Any) -> Any:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder` that are whole. The record of what was trained is written last, when all processes
-    are done and the rest was checked: one without it was being written when a process was killed."""
+    are done and the rest was checked: one without it was being written when a process was killed. One with a file that was cut
+    off since, as by a copy that was interrupted, is not whole either."""
     return [path for path in _checkpoints(folder) if _is_whole(path)]
 
 
@@ -124,16 +127,19 @@ def is_finished(folder: Path) -> bool:
 
 @contextmanager
 def telling_of_full_disks(folder: Path) -> Iterator[None]:
-    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: unfinished checkpoints are deleted."""
+    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: the checkpoint that was being written is
+    deleted. What was there before stays."""
+    before = {*_checkpoints(folder)}
     try:
         yield
     except Exception as error:
         # Python says so by a number, safetensors in words, and PyTorch's writer only that it could not write
-        is_full = isinstance(error, OSError) and error.errno in FULL_DISK
+        causes = (error, error.__cause__)
+        is_full = any(isinstance(each, OSError) and each.errno in FULL_DISK for each in causes)
         if not is_full and not re.search("No space left|PytorchStreamWriter failed writing", str(error)):
             raise
         for path in _checkpoints(folder):
-            if not _is_whole(path):
+            if path not in before and not _is_whole(path):
                 shutil.rmtree(path, ignore_errors=True)
         step = step_of(newest_checkpoint(folder))
         raise SetBlockError(
@@ -142,12 +148,26 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
 
 
 def _is_whole(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was written to its end, and each of its files still has its end."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text())
     except (OSError, ValueError):
         return False
     is_read = isinstance(state, dict) and state.get("global_step") == step_of(checkpoint)
-    return is_read and (checkpoint / RECORD).is_file()
+    return is_read and (checkpoint / RECORD).is_file() and all(map(_has_end, checkpoint.iterdir()))
+
+
+def _has_end(path: Path) -> bool:
+    """Return whether a file of tensors is not cut off. PyTorch's are ZIP archives, which have their directory at the end."""
+    try:
+        if path.suffix in (".pt", ".pth"):
+            return is_zipfile(path)
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                return True
+    except (OSError, SafetensorError):
+        return False
+    return True
 
 
 def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:

@@ -2,7 +2,8 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,9 +29,10 @@ from setblock.data.texts.chat import use_chat_template
 from setblock.data.texts.encoding import corpus_texts
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, one_line, prefixed
-from setblock.files import write_whole
+from setblock.files import LOCK, only_writer, write_whole
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
+from setblock.model.checkpoint import refuse_adapter
 from setblock.model.loading.loading import NotTrainedForBlocks, load, load_tokenizer, refuse_unsupported
 from setblock.model.probe.probe import plan_attention
 from setblock.model.sbd_model import SBDModel
@@ -41,13 +43,14 @@ from setblock.training.run.checkpoints import (
     check_run,
     claim,
     earlier_run,
+    is_finished,
     make_folder,
     recorded_recipe,
     step_of,
     telling_of_full_disks,
     warn_of_incomplete,
 )
-from setblock.training.run.saving import merge, save_result
+from setblock.training.run.saving import merge, raising_together, save_result
 from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded
 from setblock.training.trainer.trainer import SBDTrainer, prepare
@@ -62,7 +65,8 @@ def train(
     recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks = lambda *_: (), peak: float | None = None
 ) -> Path:
     """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't be
-    loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe.
+    loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe, or is
+    being trained in.
 
     Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
@@ -72,11 +76,35 @@ def train(
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).
         peak: of each process's hardware, in operations per second; see `SBDTrainer`.
     """
-    # 1. Model and tokenizer
     _refuse_missing_reporters(args)
+    with _only_run(args):
+        return _train(recipe, args, callbacks=callbacks, peak=peak)
+
+
+@contextmanager
+def _only_run(args: SBDConfig) -> Iterator[None]:
+    """Let no other process train in the output folder while active. Raise `SetBlockError` if one does, or the folder can't be
+    written, or holds an adapter, with which Transformers would load the result. All processes raise the same."""
+    folder = Path(args.output_dir)
+    with ExitStack() as held:
+        with raising_together():
+            if args.should_save and not is_finished(folder):
+                make_folder(folder)
+                refuse_adapter(folder)
+                held.enter_context(only_writer(folder, advice="wait for it, or give another training.output_dir"))
+        try:
+            yield
+        finally:
+            # The lock's file need not stay where no run was begun, nor in a finished one's folder, where none begins
+            if args.should_save and (is_finished(folder) or recorded_recipe(folder) is None):
+                (folder / LOCK).unlink(missing_ok=True)
+
+
+def _train(recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks, peak: float | None) -> Path:
+    # 1. Model and tokenizer
     output = Path(args.output_dir)
-    is_finished, checkpoint = earlier_run(args)
-    if is_finished:
+    finished, checkpoint = earlier_run(args)
+    if finished:
         check_run(output, recipe)
         return output
     if args.process_index == 0:
@@ -120,7 +148,8 @@ def train(
 
 def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Path:
     """Save the model that an adapter makes of its base, as the run that trained it would at its end. Raise `SetBlockError` if
-    there is no such adapter, the record of its run is missing, it acts on the future block alone, or the output is taken.
+    there is no such adapter, the record of its run is missing, it acts on the future block alone, or the output is taken: it
+    holds a model, an adapter or a run.
 
     Args:
         adapter: a folder that PEFT wrote: a checkpoint of a run in the middle (`RUN/checkpoint-500`), what `keep_adapter` left
@@ -133,6 +162,9 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
         raise SetBlockError(f"{adapter} holds no adapter: no adapter_config.json in it or in its {ADAPTER_FOLDER}/")
     if (output / "config.json").exists():
         raise SetBlockError(f"{output} holds a model already: give another --output")
+    refuse_adapter(output)
+    if recorded_recipe(output) is not None:
+        raise SetBlockError(f"{output} is the folder of a run, which would count as finished: give another --output")
     parents = (folder.resolve(), *folder.resolve().parents[:2])
     recorded = next(filter(None, map(recorded_recipe, parents)), None)
     if recorded is None:
@@ -231,11 +263,11 @@ def result_dtype(section: ModelSection) -> torch.dtype | None:
 def _new_model(section: ModelSection, data: DataSection) -> SBDModel:
     """Return a model with random weights, and a tokenizer trained for it."""
     config, tokenizer = starting_tokenizer(section, data)
+    refuse_unsupported(config)
     torch.manual_seed(section.seed)
     with prefixed(_NO_MODEL, Exception):
         attention = section.attn_implementation
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
-    refuse_unsupported(config)
     plan_attention(model, alternatives=() if attention else ("eager",))
     return SBDModel(model, tokenizer)
 
