@@ -65,6 +65,19 @@ THINKS = (
 )
 THINKS_BARE = THINKS.replace("<tool_call>\n", "").replace("\n</tool_call>", "")
 
+# As DeepSeek's: arguments as a text that the template puts together, and tokens between all parts
+PARTS = (
+    HEAD
+    + "{{ message.content }}{% if message.tool_calls %}<calls>{% for call in message.tool_calls %}"
+    + "{% if not loop.first %}{{ '\n' }}{% endif %}<call>function<sep>{{ call.function.name }}\n```json\n"
+    + "{{ call.function.arguments + '' }}\n```</call>{% endfor %}</calls>{% endif %}"
+    + TAIL
+)
+# As Mistral's: a list behind a token, and each call with its id
+WITH_IDS = SPECIAL.replace("<|reserved_special_token_2|>", "[TOOL_CALLS] ").replace(
+    "tojson }}}", """tojson }}, "id": "{{ call.id }}"}"""
+)
+
 IM = (("<|im_start|>", True), ("<|im_end|>", True))
 CALL_TOKENS = (("<tool_call>", False), ("</tool_call>", False))
 THINK_TOKENS = (("<think>", False), ("</think>", False))
@@ -77,6 +90,8 @@ SHAPES: dict[str, tuple[str, tuple[tuple[str, bool], ...]]] = {
     "bare": (BARE, ()),
     "bare list": (BARE_LIST, ()),
     "words": (WORDS, ()),
+    "parts": (PARTS, tuple((each, False) for each in ("<calls>", "<call>", "<sep>", "</call>", "</calls>"))),
+    "with ids": (WITH_IDS, (("[TOOL_CALLS]", True),)),
     "tags": (TAGS, ()),
     "inside": (INSIDE, ()),
     "behind line": (BEHIND_LINE, ()),

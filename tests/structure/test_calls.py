@@ -123,6 +123,8 @@ FORMS = {
     "bare": (None, "}", None),
     "bare list": (None, "}]", '}, {"name": "'),
     "words": (None, "", None),
+    "parts": ("<calls>", "\n```</call></calls>", "\n```</call>\n<call>function<sep>"),
+    "with ids": ("[TOOL_CALLS]", ', "id": "000000000"}]', ', "id": "000000000"}, {"name": "'),
     "tags": ("<function=", "</function>", "</function><function="),
     "thinks": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
     "thinks, bare": (None, "}", '}\n{"name": "'),
