@@ -20,6 +20,7 @@ class Told:
     """All that an engine told of a request."""
 
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
     events: list[RowNews] = field(default_factory=list)
     generation: Generation | None = None
     silent: int = 0  # passes that said nothing
@@ -36,6 +37,7 @@ class Log(defaultdict[str, Told]):
             told = self[each.id]
             assert told.generation is None, "nothing comes after the end"
             told.text += each.text
+            told.token_ids += each.token_ids
             told.generation = each.generation
             if each.event is None:
                 told.silent += 1
@@ -68,6 +70,9 @@ def assert_as_alone(told: Told, theirs: Generation) -> None:
     assert ours is not None
     assert_same(ours, theirs)
     assert told.text == ours.text
+    rest = ours.token_ids[len(told.token_ids) :]  # an end of text
+    assert told.token_ids + rest == ours.token_ids
+    assert len(rest) <= (ours.finish_reason == "stop")
     assert (ours.passes.block, ours.passes.commit) == (theirs.passes.block, theirs.passes.commit)
     assert ours.revealed_by == theirs.revealed_by
     assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-3)

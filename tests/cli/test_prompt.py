@@ -103,3 +103,36 @@ def test_a_step_that_lasts_is_named_and_one_that_does_not_is_not(monkeypatch, ca
     assert not any(
         isinstance(thread, threading.Timer) and not thread.finished.is_set() for thread in threading.enumerate()
     )
+
+
+@pytest.mark.parametrize("command", ["generate", "compare", "generate --trace"])
+def test_the_chat_template_gets_kwargs(command, run, chat_folder):
+    template = chat_folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{ style or '' }}")
+    model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
+    kwargs = {"style": "Tom has 12 pens."}
+    expected = generate(model, "Tom?", settings=plain, chat_template_kwargs=kwargs).text
+    assert expected != generate(model, "Tom?", settings=plain).text
+    asked = (*command.split(), "Tom?", "--model", chat_folder, *SHORT, "--chat-template-kwargs")
+    assert texts(command, json.loads(run(*asked, json.dumps(kwargs)).stdout)) == {expected}
+    for given, said in (
+        ("{", "must be a JSON object such as"),
+        ("[]", "must be a JSON object"),
+        ('{"styl": 1}', "'styl'"),
+    ):
+        failed = run(*asked, given)
+        assert failed.code != 0
+        assert said in failed.stderr
+
+
+def test_a_file_of_prompts_gets_kwargs(run, chat_folder, tmp_path):
+    template = chat_folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{ style or '' }}")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Tom?"}\n')
+    model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
+    expected = generate(model, "Tom?", settings=plain, chat_template_kwargs={"style": "x y"}).text
+    asked = ("generate", "--input", tmp_path / "prompts.jsonl", "--model", chat_folder, "--method", "ntp", SHORT[0], 8)
+    target = tmp_path / "answers.jsonl"
+    run(*asked, "--output", target, "--chat-template-kwargs", '{"style": "x y"}')
+    assert json.loads(target.read_text())["text"] == expected
+    assert run(*asked, "--output", target).code != 0  # other answers than the file's

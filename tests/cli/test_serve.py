@@ -138,3 +138,17 @@ def test_a_port_in_use_is_named(run, served):
         assert run("serve", "--port", port).message.startswith(
             f"setblock: error: can't listen on 127.0.0.1 port {port}"
         )
+
+
+def test_chat_templates_have_default_kwargs(run, served, copied):
+    (copied / "chat_template.jinja").write_text("{{ messages[0].content }}{{ style or '' }}")
+    options = ("serve", copied, "--port", 0, "--default-chat-template-kwargs")
+    assert run(*options, '{"style": 1}').code == 0
+    ((_, config, _, _),) = served
+    assert config.chat_template_kwargs == {"style": 1}
+    for given, said in (("{", "must be a JSON object"), ('{"styl": 1}', "chat template has no 'styl'")):
+        outcome = run(*options, given)
+        assert outcome.code != 0
+        assert said in outcome.message
+        assert outcome.message.startswith("setblock: error: --default-chat-template-kwargs")
+    assert len(served) == 1

@@ -44,7 +44,8 @@ from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of
 from setblock.server.http.errors import ApiError
 from setblock.structure import Regex
-from setblock.structure.calls import call_form
+from setblock.structure.calls import Calls, call_form
+from setblock.structure.compiled import grammars_of
 from setblock.training.adapter import AdapterSection, add_adapter
 from structure.templates import HERMES
 
@@ -167,9 +168,10 @@ def asked(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> Decod
     if "tools" in features:
         calling = copy.deepcopy(tokenizer)
         calling.chat_template = HERMES
-        settings = replace(
-            settings, structure=call_form(calling).grammar({"weather": TOOL}, required=True, parallel=False)
+        calls = Calls(
+            call_form(calling, grammars_of(calling).special), {"weather": TOOL}, required=True, parallel=False
         )
+        settings = replace(settings, structure=calls.grammar())
     if "companions" in features:
         digits = tokenizer.convert_tokens_to_ids([*"0123456789"])
         settings = replace(settings, companions=(Maker(partial(Parity, digits)), Maker(partial(Stopper, 21))))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from server.live import CONTEXT, parts, serving
+from server.live import CONTEXT, parts, serving, tiny
 from setblock.decoding.samplers import FixedCount
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits
@@ -14,6 +14,20 @@ from setblock.server.api.settings import settings_of
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Tom"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def test_chat_template_kwargs_are_the_server_s_unless_a_request_says_others(tokenizer):
+    model = tiny(tokenizer)
+    model.tokenizer.chat_template += "{{ style or '' }}{{ more or '' }}"
+    with serving(model, chat_template_kwargs={"style": "abc"}) as live:
+        bodies = ({}, {"style": "abcdef"}, {"more": "abc"}, {"style": None})
+        asked = [live.chat(max_tokens=1, chat_template_kwargs=each).json() for each in bodies]
+        assert error_of(live.chat(chat_template_kwargs={"styl": 1}))["param"] == "chat_template_kwargs"
+        assert error_of(live.chat(chat_template_kwargs={"style": "<|endoftext|>"}))["param"] == "chat_template_kwargs"
+    for each, style in zip(asked, ("abc", "abcdef", "abcabc", ""), strict=True):
+        text = f"user: Tom has 12 apples.\nassistant:{style}"
+        assert each["usage"]["prompt_tokens"] == len(model.tokenizer(text).input_ids)
+
 
 WRONG = {
     "temperature": ({"temperature": -1}, "temperature must be a finite number of at least 0, not -1.0"),

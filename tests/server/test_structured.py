@@ -222,6 +222,15 @@ def test_a_hostile_schema_is_a_400_and_holds_up_nobody(name: str, live: Live) ->
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": 5}}}]},
             "tools",
+            "type must be 'object', not 5",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "a", "parameters": {"properties": {"x": {"type": 5}}}}}
+                ]
+            },
+            "tools",
             "can't be used",
         ),
     ],

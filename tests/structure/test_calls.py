@@ -1,19 +1,26 @@
 """Calls of tools: any template's own form, its grammar, and the reading of what was written."""
 
-import copy
 import json
+import re
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from answers import answers
+from families import tiny_sbd
 from setblock import DecodingSettings, EntropyBounded, SetBlockError
-from setblock.model.sbd_model import SBDModel
-from setblock.structure.calls import CallForm, CallReader, call_form
+from setblock.decoding.answer.generation import FinishReason
+from setblock.server.api.tool_calls import AnswerReader
+from setblock.structure.calls import CallForm, Calls, call_form
 from setblock.structure.compiled import grammars_of
-from structure.templates import HERMES, TEMPLATES
+from structure.templates import AS_TEXT, HERMES, SHAPES, THINKS, shaped, with_tokens
 
 TOOLS: dict[str, Any] = {
     "weather": {
@@ -22,115 +29,364 @@ TOOLS: dict[str, Any] = {
         "required": ["city", "days"],
         "additionalProperties": False,
     },
+    "weather_now": {
+        "type": "object",
+        "properties": {"city": {"enum": ["}{", '"', "<tool_call>"]}},
+        "additionalProperties": False,
+    },
     "stop": {"type": "object", "properties": {}, "additionalProperties": False},
 }  # fmt: skip
+WEATHER = '{"city": "a", "days": 1}'
+Read = tuple[str, list[tuple[str, str]]]
 
 
-def with_template(tokenizer: PreTrainedTokenizerBase, template: str) -> PreTrainedTokenizerBase:
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = template
-    return tokenizer
+def form_of(tokenizer: PreTrainedTokenizerBase, **kwargs: Any) -> CallForm:
+    return call_form(tokenizer, grammars_of(tokenizer).special, **kwargs)
 
 
-def form_of(tokenizer: PreTrainedTokenizerBase, name: str) -> CallForm:
-    return call_form(with_template(tokenizer, TEMPLATES[name]))
+def calls_of(tokenizer: PreTrainedTokenizerBase, *, required: bool = False, parallel: bool = True) -> Calls:
+    return Calls(form_of(tokenizer), TOOLS, required=required, parallel=parallel)
 
 
-def read(form: CallForm, text: str, step: int) -> tuple[str, list[tuple[str, str]]]:
-    reader, told, calls = CallReader(form), "", []
-    pieces = [piece for at in range(0, len(text), step) for piece in reader.read(text[at : at + step])]
-    for piece in [*pieces, *reader.read("", final=True)]:
-        if piece.kind == "text":
-            told += piece.text
-        elif piece.kind == "name":
-            calls.append((piece.text, ""))
-        else:
-            name, arguments = calls[piece.call]
-            calls[piece.call] = (name, arguments + piece.text)
-    return told, calls
+class Shape:
+    """A tokenizer with a template, and what it makes of calls."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer, self.form = tokenizer, form_of(tokenizer)
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Naively, from the form's words."""
+        form, text = self.form, ""
+        for number, (name, arguments) in enumerate(calls):
+            text += f"{form.again if number else form.before}{name}{form.between}{arguments}"
+        return text + form.after if calls else ""
+
+    def written_ids(self, calls: Sequence[tuple[str, str]]) -> list[int]:
+        """The same as tokens; a special token that is named in arguments is spelled out."""
+        parts = re.split("(\0)", self.written([(name, "\0") for name, _ in calls]))
+        arguments = iter(arguments for _, arguments in calls)
+        return [each for part in parts for each in (self.spelled(next(arguments)) if part == "\0" else self.ids(part))]
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def spelled(self, text: str) -> list[int]:
+        """The same text without its special tokens."""
+        return [each for character in text for each in self.ids(character)]
+
+    def takes(self, token_ids: Sequence[int], calls: Calls) -> tuple[int, bool]:
+        """How many of the tokens the grammar takes, and whether the answer may end behind them."""
+        matcher = grammars_of(self.tokenizer).matcher(calls.grammar())
+        return matcher.try_consume_tokens(list(token_ids)), matcher.is_accepting()
+
+    def read(
+        self,
+        token_ids: Sequence[int],
+        calls: Calls,
+        *,
+        steps: Sequence[int] = (1000,),
+        reason: FinishReason = "stop",
+        stop: Sequence[str] = (),
+    ) -> Read:
+        reader, text, found, at = AnswerReader(calls, self.tokenizer, stop=stop), "", [], 0
+        pieces = []
+        while at < len(token_ids):
+            step = steps[at % len(steps)]
+            pieces += reader.read(token_ids[at : at + step])
+            at += step
+        for piece in [*pieces, *reader.read([], finish_reason=reason)]:
+            if piece.kind == "text":
+                text += piece.text
+            elif piece.kind == "name":
+                found.append((piece.text, ""))
+            else:
+                found[piece.call] = (found[piece.call][0], found[piece.call][1] + piece.text)
+        self.has_called = reader.has_called
+        return text, found
 
 
-def test_a_template_s_form_is_found(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    hermes = form_of(trained_tokenizer, "hermes")
-    assert (hermes.before, hermes.between) == ('<tool_call>\n{"name": "', '", "arguments": ')
-    assert (hermes.after, hermes.separator, hermes.trigger) == ("}\n</tool_call>", "\n", "<tool_call>")
-    bare = form_of(trained_tokenizer, "bare")
-    assert (bare.before, bare.between, bare.after, bare.separator) == ('{"name": "', '", "parameters": ', "}", None)
-    special = form_of(trained_tokenizer, "special")
-    assert list(special.special) == ["<|reserved_special_token_2|>"]
-    assert special.trigger == "<|reserved_special_token_2|>"
+@pytest.fixture(scope="session")
+def shape_of(trained_tokenizer: PreTrainedTokenizerBase) -> Any:
+    return cache(lambda name: Shape(shaped(trained_tokenizer, name)))
 
 
-@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}", "{{ tools }}{{ messages[0].content }}"])
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest, shape_of: Any) -> Shape:
+    found: Shape = shape_of(request.param)
+    return found
+
+
+FORMS = {
+    "special": ("<|reserved_special_token_2|>", "}]", '}, {"name": "'),
+    "added": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
+    "text": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
+    "bare": (None, "}", None),
+    "bare list": (None, "}]", '}, {"name": "'),
+    "words": (None, "", None),
+    "parts": ("<calls>", "\n```</call></calls>", "\n```</call>\n<call>function<sep>"),
+    "with ids": ("[TOOL_CALLS]", ', "id": "000000000"}]', ', "id": "000000000"}, {"name": "'),
+    "tags": ("<function=", "</function>", "</function><function="),
+    "thinks": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
+    "thinks, bare": (None, "}", '}\n{"name": "'),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_template_s_form_is_found(name: str, shape_of: Any) -> None:
+    form = shape_of(name).form
+    assert (form.mark, form.after, form.again) == FORMS[name]
+    assert form.reasoning_end == ("</think>" if name.startswith("thinks") else None)
+    if name == "thinks":  # no think block, though the last turn always has one
+        assert (form.before, form.between) == ('<tool_call>\n{"name": "', '", "arguments": ')
+
+
+def test_the_form_is_that_of_the_kwargs(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    template = HERMES.replace("<tool_call>\n", "{{ '<call>' if new else '<tool_call>\n' }}")
+    tokenizer = with_tokens(trained_tokenizer, template)
+    assert form_of(tokenizer).mark == "<tool_call>"
+    assert form_of(tokenizer, chat_template_kwargs={"new": True}).mark == "<call>"
+
+
+def test_arguments_may_have_to_be_text(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    assert form_of(with_tokens(trained_tokenizer, AS_TEXT)) == form_of(with_tokens(trained_tokenizer, HERMES))
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "has no place for tools"),
+        ("{{ messages[0].content }}", "has no place for tools"),
+        ("{{ tools }}{{ messages[0].content }}", "does not write calls of tools as a name and a JSON object"),
+    ],
+)
 def test_a_template_without_a_place_is_refused(
-    template: str | None, trained_tokenizer: PreTrainedTokenizerBase
+    template: str, said: str, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    with pytest.raises(
-        SetBlockError, match=r"the model's chat template (has no place for|does not write calls of) tools"
-    ):
-        call_form(with_template(trained_tokenizer, template or "{% for m in messages %}{{ m.content }}{% endfor %}"))
+    with pytest.raises(SetBlockError, match=f"the model's chat template {said}"):
+        form_of(with_tokens(trained_tokenizer, template))
 
 
-@pytest.mark.parametrize("step", [1, 2, 7, 1000])
-def test_calls_are_told_from_text_however_it_comes(step: int, trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    form = form_of(trained_tokenizer, "hermes")
-    arguments = ['{"city": "a\\"}{<tool_call>", "days": 1}', "{}"]
-    calls = [
-        f'<tool_call>\n{{"name": "{name}", "arguments": {each}}}\n</tool_call>'
-        for name, each in zip(("weather", "stop"), arguments, strict=True)
-    ]
-    assert read(form, "Let me <tool see. " + "\n".join(calls), step) == (
-        "Let me <tool see. ",
-        [("weather", arguments[0]), ("stop", arguments[1])],
+ARGUMENTS = st.one_of(
+    st.builds(
+        lambda city, days: ("weather", json.dumps({"city": city, "days": days}, ensure_ascii=False)),
+        st.text('a\\"{}<é🙂\n', max_size=3),
+        st.integers(1, 9),
+    ),
+    st.sampled_from([("weather_now", json.dumps({"city": city})) for city in ("}{", '"', "<tool_call>")]),
+    st.sampled_from([("stop", "{}"), ("weather_now", "{}")]),
+)
+WORDS_OF_TEXT = [
+    *("Hi.", " ", "\n", "{", "}", "[", "🙂", '{"name": "', '{"name": "weather', '", "arguments": ', "Action: stop\n", "<"),
+    *("<tool_", "</think>", "<think>\n", "</tool_call>", "<|reserved_special_token_1|>", "weather", "Call: ", "[CAL"),
+]  # fmt: skip
+TEXT = st.lists(st.sampled_from(WORDS_OF_TEXT), max_size=6).map("".join)
+STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+OFTEN = settings(max_examples=40, suppress_health_check=list(HealthCheck))
+
+
+def begins_call(form: CallForm, text: str) -> bool:
+    """Naively, whether a call begins in a text: by a mark, or by all that stands before arguments where a call may begin."""
+    if form.mark is not None:
+        return form.mark in text
+    end = form.reasoning_end
+    places = [0, *(place + len(end) for place in range(len(text)) if text.startswith(end, place))] if end else [0]
+    heads = [form.before + name + form.between for name in TOOLS]
+    return any(text[place:].lstrip(" \n").startswith(head) for place in places for head in heads)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@OFTEN
+@given(lead=TEXT, calls=st.lists(ARGUMENTS, min_size=1, max_size=3), steps=STEPS, parallel=st.booleans())
+def test_calls_are_told_from_text_however_they_come(
+    name: str, lead: str, calls: list[tuple[str, str]], steps: list[int], parallel: bool, shape_of: Any
+) -> None:
+    """What the grammar takes is read as it was written, whatever pieces it comes in."""
+    shape: Shape = shape_of(name)
+    form, asked = shape.form, calls_of(shape.tokenizer, parallel=parallel)
+    calls = calls if parallel and form.again is not None else calls[:1]
+    if form.mark is None:
+        lead = lead + form.reasoning_end + "\n\n" if form.reasoning_end and lead else ""
+        assume(form.reasoning_end in form.special or "<|" not in lead)
+    opening = form.before.partition(form.mark)[0] + form.mark if form.mark else ""
+    assume(
+        (lead + opening).find(form.mark) == len(lead + opening) - len(form.mark)
+        if form.mark
+        else not begins_call(form, lead)
     )
-    assert read(form, "Only text <tool_cal", step) == ("Only text <tool_cal", [])
-    assert read(form, calls[0][:60], step) == ("", [("weather", calls[0][45:60])])
+    ids = shape.ids(lead) + shape.written_ids(calls)
+    assert shape.takes(ids, asked) == (len(ids), True)
+    text = lead
+    for token in ("<|reserved_special_token_1|>", *form.hidden):
+        text = text.replace(token, "")
+    text = text if text.strip() else ""
+    assert shape.read(ids, asked, steps=steps) == (text, calls)
+    assert shape.has_called
+    assert shape.read(ids, asked, steps=steps, stop=["never"]) == (text, calls)
+    required = calls_of(shape.tokenizer, required=True, parallel=parallel)
+    ids = shape.written_ids(calls)
+    assert shape.takes(ids, required) == (len(ids), True)
+    assert shape.read(ids, required, steps=steps) == ("", calls)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@OFTEN
+@given(text=TEXT, steps=STEPS)
+def test_text_without_a_call_stays_whole(name: str, text: str, steps: list[int], shape_of: Any) -> None:
+    shape: Shape = shape_of(name)
+    assume(not begins_call(shape.form, text))
+    asked, ids = calls_of(shape.tokenizer), shape.ids(text)
+    assert shape.takes(ids, asked) == (len(ids), True)
+    shown = shape.tokenizer.decode(ids, skip_special_tokens=True)
+    assert shape.read(ids, asked, steps=steps) == (shown, [])
+    assert shape.read(ids, asked, steps=steps, reason="length") == (shown, [])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_the_grammar_allows_is_read_as_valid_calls(name: str, data: st.DataObject, shape_of: Any) -> None:
+    """A walk through the grammar by any of its tokens, drawn to calls: what is read are offered tools, with arguments of their
+    schemas, as many as are allowed."""
+    shape: Shape = shape_of(name)
+    random = data.draw(st.randoms(use_true_random=False))
+    required, parallel = random.random() < 0.5, random.random() < 0.5
+    asked = calls_of(shape.tokenizer, required=required, parallel=parallel)
+    matcher = grammars_of(shape.tokenizer).matcher(asked.grammar())
+    wanted, ids = shape.ids(shape.written([("weather", WEATHER)])), []
+    for _ in range(120):
+        if matcher.is_accepting() and random.random() < 0.1:
+            break
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        allowed = [int(each) for each in bits.nonzero()[0] if each != shape.tokenizer.eos_token_id]
+        if not allowed:
+            break
+        likely = wanted[len(ids)] if len(ids) < len(wanted) and random.random() < 0.97 else None
+        ids.append(likely if likely in allowed else random.choice(allowed))
+        assert matcher.consume_token(ids[-1])
+    whole = matcher.is_accepting()
+    reason: FinishReason = "stop" if whole else "length"
+    text, calls = shape.read(ids, asked, reason=reason)
+    assert shape.read(ids, asked, steps=[1], reason=reason) == (text, calls)
+    if not (parallel and shape.form.again):
+        assert len(calls) <= 1
+    for called, arguments in calls if whole else calls[:-1]:
+        jsonschema.validate(json.loads(arguments), TOOLS[called])
+    assert not (whole and required) or (calls and not text)
+
+
+@pytest.mark.parametrize("name", ["special", "added", "added and special", "thinks"])
+def test_a_mark_that_is_spelled_out_is_text(name: str, shape_of: Any) -> None:
+    """A call is decided by tokens. An answer without the mark has no calls, also where the mark's text is nothing."""
+    shape: Shape = shape_of(name)
+    asked = calls_of(shape.tokenizer)
+    for text in ("Hi.", shape.written([("weather", WEATHER)])):
+        ids = shape.spelled(text)
+        assert shape.takes(ids, asked) == (len(ids), True)
+        assert shape.read(ids, asked) == (text, [])
+
+
+@pytest.mark.parametrize("name", ["bare", "bare list", "words", "thinks, bare", "thinks in text, bare"])
+def test_json_in_prose_is_no_call(name: str, shape_of: Any) -> None:
+    """Where calls have no mark: neither behind text, nor of a tool that was not offered, nor written in another way."""
+    shape: Shape = shape_of(name)
+    asked, call = calls_of(shape.tokenizer), shape.written([("weather", '{"city": "anything", "x": []}')])
+    for text in (f"As JSON: {call}", call.replace("weather", "Alice"), call.replace(": ", ":")):
+        ids = shape.ids(text)
+        assert shape.takes(ids, asked) == (len(ids), True)
+        assert shape.read(ids, asked, steps=[1]) == (text, [])
+
+
+def test_a_call_that_has_begun_is_held_to_its_schema(shape: Shape) -> None:
+    form = shape.form
+    for parallel in (False, True):
+        asked = calls_of(shape.tokenizer, parallel=parallel)
+        head = f"{form.before}weather{form.between}"
+        ids = shape.ids(head + '{"city": "a", "days": 12')
+        taken, is_accepting = shape.takes(ids, asked)
+        assert shape.tokenizer.decode(ids[:taken]) == head + '{"city": "a", "days": 1'
+        assert not is_accepting
+        if form.mark is not None:
+            ids = shape.ids(f"Hm. {form.before}zebra")
+            assert shape.tokenizer.decode(ids[: shape.takes(ids, asked)[0]]) == f"Hm. {form.before}"
+
+
+def test_no_more_is_read_than_the_grammar_holds(shape: Shape) -> None:
+    """Not a second call where one was allowed, and no tool that was not offered."""
+    if shape.form.again is not None:
+        two, one = [("weather", WEATHER), ("stop", "{}")], calls_of(shape.tokenizer, parallel=False)
+        ids = shape.ids(shape.written(two))
+        taken, _ = shape.takes(ids, one)
+        assert taken < len(ids)
+        assert shape.read(ids, one)[1] in ([], two[:1])
+        assert shape.read(ids[:taken], one)[1] == two[:1]
+    ids = shape.ids(shape.written([("zebra", "{}")]))
+    assert shape.read(ids, calls_of(shape.tokenizer))[1] == []
+
+
+def test_a_call_is_cut_by_a_stop_text_or_the_limit(shape: Shape) -> None:
+    """A stop text leaves text and no call, whole and streamed; the limit leaves the call's beginning."""
+    asked = calls_of(shape.tokenizer)
+    ids = shape.ids(shape.written([("weather", '{"city": "abc", "days": 1}')]))
+    before = shape.tokenizer.decode(ids, skip_special_tokens=True).partition("bc")[0]
+    for steps in ([1], [3], [1000]):
+        assert shape.read(ids, asked, steps=steps, stop=["bc"]) == (before, [])
+        assert not shape.has_called
+        cut = shape.ids(shape.written([("weather", '{"city": "a')])[: -len(shape.form.after) or None])
+        assert shape.read(cut, asked, steps=steps, reason="length") == ("", [("weather", '{"city": "a')])
+        assert shape.read(cut, asked, steps=steps, reason="length", stop=["never"]) == (
+            "",
+            [("weather", '{"city": "a')],
+        )
+        short = shape.ids(shape.form.before + "wea")
+        shown = shape.tokenizer.decode(short, skip_special_tokens=True)
+        assert shape.read(short, asked, steps=steps, reason="length") == (shown, [])
+    if shape.form.again is not None:  # the first call stands
+        ids = shape.ids(shape.written([("stop", "{}"), ("weather", '{"city": "abc", "days": 1}')]))
+        text, calls = shape.read(ids, asked, steps=[2], stop=["bc"])
+        assert calls == [("stop", "{}")]
+        assert text.endswith('{"city": "a')
+        assert not shape.has_called  # the reason is the stop text
 
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_required_calls_are_valid(name: str, method: Any, shifted: SBDModel, prompts: list[list[int]]) -> None:
-    form = form_of(shifted.tokenizer, name)
-    grammar = form.grammar(TOOLS, required=True, parallel=False)
+@pytest.mark.parametrize("name", SHAPES)
+def test_required_calls_are_valid(name: str, method: Any, shape_of: Any, prompts: list[list[int]]) -> None:
+    shape: Shape = shape_of(name)
+    model = tiny_sbd("llama", shape.tokenizer, mode="shifted", max_position_embeddings=512)
+    calls = calls_of(shape.tokenizer, required=True, parallel=False)
     asked = [
         DecodingSettings(
             method=method,
             sampler=None if method == "ntp" else EntropyBounded(1.0),
-            structure=grammar,
+            structure=calls.grammar(),
             max_new_tokens=200,
             temperature=temperature,
         )
         for temperature in (0.0, 1.0)
     ]
-    for found in answers(shifted, [prompts[0]] * 2, asked):
+    for found in answers(model, [prompts[0]] * 2, asked):
         assert found.finish_reason == "stop"
-        told, ((called, arguments),) = read(form, found.text, 5)
-        assert told.strip("]") == ""
+        text, ((called, arguments),) = shape.read(found.token_ids[:-1], calls, steps=[5])
+        assert text == ""
         jsonschema.validate(json.loads(arguments), TOOLS[called])
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_call_that_has_begun_is_held_to_its_schema(name: str, trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    form = form_of(trained_tokenizer, name)
-    for parallel in (False, True):
-        grammar = form.grammar(TOOLS, required=False, parallel=parallel)
-        begun = f"Hm. {form.trigger}"
-        free = grammars_of(trained_tokenizer).matcher(grammar)
-        assert free.consume_tokens(trained_tokenizer("No tools, thanks {").input_ids)
-        assert free.is_accepting()
-        held = grammars_of(trained_tokenizer).matcher(grammar)
-        assert held.consume_tokens(trained_tokenizer(begun).input_ids), held.get_error()
-        assert not held.is_accepting()
-        rest = form.before.partition(form.trigger)[2] + "weather" + form.between + '{"city": "a", "days": 12'
-        taken = held.try_consume_tokens(trained_tokenizer(rest).input_ids)
-        assert trained_tokenizer.decode(trained_tokenizer(rest).input_ids[:taken]) == rest[:-1]
+def test_reasoning_before_a_call_is_text(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Also where the template writes no empty think block."""
+    for template in (THINKS, THINKS.replace("loop.last or ", "")):
+        shape = Shape(with_tokens(trained_tokenizer, template, SHAPES["thinks"][1]))
+        asked = calls_of(shape.tokenizer)
+        thought = "<think>\nThe user asks.\n</think>\n\n"
+        ids = shape.ids(thought + shape.written([("weather", WEATHER)]))
+        assert shape.takes(ids, asked) == (len(ids), True)
+        assert shape.read(ids, asked, steps=[1]) == (thought, [("weather", WEATHER)])
 
 
 def test_a_message_that_names_a_special_token_does_not_become_it(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     from setblock.decoding.answer.text import encode_prompt
 
-    tokenizer = with_template(trained_tokenizer, HERMES)
+    tokenizer = with_tokens(trained_tokenizer, HERMES)
     called = [{"type": "function", "function": {"name": "stop", "arguments": {"a": "<|endoftext|>"}}}]
     with pytest.raises(SetBlockError, match="must not name special tokens"):
         encode_prompt(tokenizer, [{"role": "assistant", "content": "", "tool_calls": called}])

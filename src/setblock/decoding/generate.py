@@ -58,6 +58,7 @@ def stream(
     settings: DecodingSettings | None = None,
     raw: bool = False,
     with_steps: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Iterator[StreamChunk]:
     """Generate an answer, and yield a chunk after each forward pass.
@@ -69,13 +70,15 @@ def stream(
         raw: don't apply the chat template.
         with_steps: let each chunk have its pass's tensors, logits [1, m, V] among them: megabytes with a large vocabulary, for
             as long as the chunk is kept.
+        chat_template_kwargs: what the chat template is rendered with besides the chat, such as `{"enable_thinking": False}`.
         named: single settings, in place of those in `settings`, such as `max_new_tokens=50`. `sampler` may be a name, and its
             parameters are settings, too.
 
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    batch = _opened(settings_asked(named, base=settings), model, prompt, raw=raw)
+    asked = settings_asked(named, base=settings)
+    batch = _opened(asked, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
     for step in batch.steps():
         news = batch.news(step)
         text = batch.new_texts(news)[0]
@@ -89,10 +92,12 @@ def generate(
     *,
     settings: DecodingSettings | None = None,
     raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    batch = _opened(settings_asked(named, base=settings), model, prompt, raw=raw)
+    asked = settings_asked(named, base=settings)
+    batch = _opened(asked, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
     batch.run()
     return _without_failure(batch.generation(0))
 
@@ -103,6 +108,7 @@ def generate_batch(
     *,
     settings: DecodingSettings | Sequence[DecodingSettings] | None = None,
     raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> list[Generation]:
     """Generate `n` answers to each prompt in one batch. Each answer is the same as if it were alone.
@@ -125,7 +131,10 @@ def generate_batch(
     check_count(prompts, settings)
     model = loaded(model)
     rows = [
-        (encode_prompt(model.tokenizer, prompt, raw=raw), each.of_sample(sample))
+        (
+            encode_prompt(model.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs),
+            each.of_sample(sample),
+        )
         for prompt, each in zip(prompts, settings, strict=True)
         for sample in range(each.n)
     ]
@@ -143,11 +152,19 @@ def loaded(model: LanguageModel | str | Path) -> LanguageModel:
     return load(model) if isinstance(model, (str, Path)) else model
 
 
-def _opened(settings: DecodingSettings, model: LanguageModel | str | Path, prompt: Prompt, *, raw: bool) -> OpenBatch:
+def _opened(
+    settings: DecodingSettings,
+    model: LanguageModel | str | Path,
+    prompt: Prompt,
+    *,
+    raw: bool,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> OpenBatch:
     if settings.n != 1:
         raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
     model = loaded(model)
-    return open_batch(model, [encode_prompt(model.tokenizer, prompt, raw=raw)], [settings])
+    token_ids = encode_prompt(model.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
+    return open_batch(model, [token_ids], [settings])
 
 
 def _without_failure(generation: Generation) -> Generation:

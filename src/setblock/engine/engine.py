@@ -116,7 +116,7 @@ class Engine:
                 self._waiting.remove(job)
             rows.state.finish(row)
             generation = rows.generation(row, cancelled=True)
-            progress.append(Progress(job.request.id, rows.texts[row].take(final=True), None, generation))
+            progress.append(Progress(job.request.id, rows.texts[row].take(final=True), (), None, generation))
             self._forget(job)
         self._cancelled.clear()
         self._leave(leaving)
@@ -221,15 +221,17 @@ class Engine:
                 continue
             job, of_row = self._running[row], news[row]
             job.served = self._counts["passes"]
-            job.read(of_row)
-            self._count(span, rows.state.terms.rows[row].settings.method, of_row.span.start)
+            made, terms = job.read(of_row), rows.state.terms.rows[row]
+            self._count(span, terms.settings.method, of_row.span.start)
             if not of_row.failed and self._runner.shares_pages:
                 job.offer_committed(self._pool, of_row.span.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
             is_silent = span.is_prefill and (job.prefilled or not of_row.prefilled)
             job.prefilled = of_row.prefilled
             answer = rows.generation(row) if of_row.finished else None
-            progress.append(Progress(job.request.id, texts[row], None if is_silent else of_row, answer))
+            if made and made[-1] in terms.ends:
+                made.pop()
+            progress.append(Progress(job.request.id, texts[row], made, None if is_silent else of_row, answer))
             if of_row.finished:
                 leaving.append(row)
                 self._forget(job)

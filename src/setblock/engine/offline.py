@@ -4,8 +4,9 @@ Knows requests, lines of prompts and the file that is written. Knows nothing of 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from setblock.decoding.answer.generation import Generation, generation_json
 from setblock.decoding.answer.text import encode_prompt
@@ -71,12 +72,13 @@ def answer_prompts(
     *,
     concurrency: int,
     raw: bool,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None],
 ) -> FileFigures:
     """Write the answers that are not there yet, `settings.n` for each line, of which `concurrency` are decoded at once.
     `on_progress` hears the number of answers that are there, and of all. Raise `SetBlockError` if a prompt is too long; nothing
     has been answered then."""
-    asked = _asked(model, lines, settings, raw=raw)
+    asked = _asked(model, lines, settings, raw=raw, chat_template_kwargs=chat_template_kwargs)
     wanted = [request for request, key, _ in asked.values() if key not in answers.done]
     engine = Engine(model, limits_for(model, wanted, concurrency=concurrency))
     counts = dict.fromkeys(("failed", *_COUNTED), 0)
@@ -98,13 +100,18 @@ _COUNTED = ("num_tokens", "num_forwards", "num_drafted_tokens", "num_accepted_to
 
 
 def _asked(
-    model: LanguageModel, lines: Sequence[PromptLine], settings: DecodingSettings, *, raw: bool
+    model: LanguageModel,
+    lines: Sequence[PromptLine],
+    settings: DecodingSettings,
+    *,
+    raw: bool,
+    chat_template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, tuple[Request, Key, PromptLine]]:
     """Return all that is asked for, by the requests' ids, checked before anything is answered."""
     asked = {}
     for line in lines:
         with prefixed(line.where):
-            token_ids = encode_prompt(model.tokenizer, line.prompt, raw=raw)
+            token_ids = encode_prompt(model.tokenizer, line.prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
             limit_of(model, len(token_ids), settings)
         for sample in range(settings.n):
             name = f"{line.number}.{sample}"

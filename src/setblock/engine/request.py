@@ -38,12 +38,14 @@ class Progress:
     Attributes:
         id: the id of the request.
         text: the text that became final; may be empty.
+        token_ids: the tokens of the answer that became final, without an end of text.
         event: what the pass did. None if it fed only a part of the prompt, or the request was cancelled.
         generation: the finished answer, in a request's last progress only.
     """
 
     id: str
     text: str
+    token_ids: Sequence[int]
     event: RowNews | None
     generation: Generation | None
 
@@ -72,11 +74,12 @@ class Job:
         assert self.rows is not None
         return self.rows
 
-    def read(self, news: RowNews) -> None:
-        """Keep the tokens of which a pass made sure."""
+    def read(self, news: RowNews) -> list[int]:
+        """Keep the tokens of which a pass made sure, and return them."""
         made = news.tokens_between(len(self.token_ids), news.answer_end)
         assert made is not None  # each pass is read, and brings what it may have changed
         self.token_ids += made
+        return made
 
     def offer_committed(self, pool: PagePool, committed: int) -> None:
         """Let others share the pages that are full of committed tokens."""

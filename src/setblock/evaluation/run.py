@@ -233,7 +233,12 @@ class Comparison:
 
 
 def compare(
-    model: LanguageModel, prompt: Prompt, *, settings: DecodingSettings | None = None, raw: bool = False
+    model: LanguageModel,
+    prompt: Prompt,
+    *,
+    settings: DecodingSettings | None = None,
+    raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Comparison:
     """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each. The other settings hold for
     both. Other arguments are those of `setblock.stream`. Raise `SetBlockError` as it does, or if the method is `ntp`."""
@@ -241,9 +246,10 @@ def compare(
     if blocks.method == "ntp":
         raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
     ntp = replace(blocks, method="ntp")
+    given: dict[str, Any] = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
     for each in (blocks, ntp):  # blocks first: whatever they refuse is reported at once
-        for _ in islice(stream(model, prompt, settings=each, raw=raw), 8):  # not timed
+        for _ in islice(stream(model, prompt, settings=each, **given), 8):  # not timed
             pass
     return Comparison(
-        ntp=generate(model, prompt, settings=ntp, raw=raw), blocks=generate(model, prompt, settings=blocks, raw=raw)
+        ntp=generate(model, prompt, settings=ntp, **given), blocks=generate(model, prompt, settings=blocks, **given)
     )

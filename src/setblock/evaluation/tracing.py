@@ -4,6 +4,7 @@ Knows the chunks of a stream. Knows nothing of pages or terminals.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +64,7 @@ def trace(
     *,
     settings: DecodingSettings | None = None,
     raw: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Trace:
     """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
@@ -70,7 +72,8 @@ def trace(
     tokenizer = model.tokenizer
     settings = with_calibration(model, settings_asked(named, base=settings))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
-    prompt_length = len(encode_prompt(tokenizer, prompt, raw=raw))
+    given: dict[str, Any] = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
+    prompt_length = len(encode_prompt(tokenizer, prompt, **given))
 
     def text(token_id: int) -> str:
         return str(tokenizer.decode([token_id]))
@@ -81,7 +84,9 @@ def trace(
     passes, generation = [], None
     standing: dict[int, TracedToken] = {}  # what the answer holds so far
     start = 0  # of the open block
-    for chunk in stream(model, prompt, settings=settings, raw=raw, with_steps=True):
+    for chunk in stream(
+        model, prompt, settings=settings, with_steps=True, **given
+    ):  # not kept: each holds a pass's logits
         event, step = chunk.event, chunk.step
         assert step is not None
         places = (step.positions[0] - prompt_length).tolist()

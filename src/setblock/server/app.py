@@ -59,7 +59,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
         },
         room=min(filter(None, (model.context_length, worker.figures.kv_tokens_total))),
         worker=worker,
-        codec=Codec(model.tokenizer),
+        codec=Codec(model.tokenizer, ends=model.end_of_text_ids),
         metrics=Metrics(lambda: worker.figures),
         admission=Admission(config.limits.max_requests),
     )

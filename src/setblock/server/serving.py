@@ -5,7 +5,7 @@ Knows the engine and OpenAI's objects. Knows nothing of routes.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -24,7 +24,7 @@ from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
 from setblock.server.worker import EngineStopped, Made, Worker
-from setblock.structure.kinds import Structure
+from setblock.structure.calls import Calls
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class ServerConfig:
     keys: Keys = field(default_factory=lambda: Keys(()))  # API keys; with none, everyone may come
     hosts: Collection[str] = LOOPBACK_NAMES  # the names by which the server may be called; none for any
     default: DecodingSettings = field(default_factory=DecodingSettings)  # the settings of a request that says nothing
+    # What chat templates are rendered with, unless a request says otherwise
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logs_text: bool = False  # whether prompts and answers go into the log
     example: str | None = None  # a prompt that the model answers well, for the playground; None where none is known
     notice: str | None = None  # what users of the playground should know of the model first; None for nothing
@@ -61,14 +63,18 @@ class Serving:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def open(
-        self, body: DecodingBody, prompts: list[list[int]], account: Account, *, grammar: Structure | None = None
+        self, body: DecodingBody, prompts: list[list[int]], account: Account, *, calls: Calls | None = None
     ) -> "Reply":
-        """Have prompts answered, held to the `grammar` of tools. Raise `ApiError` for a wrong parameter, or without room."""
+        """Have prompts answered, with `calls` of tools. Raise `ApiError` for a wrong parameter, or without room."""
         n = self.config.default.n if body.n is None else body.n
         most = int(min(self.config.limits.max_answers // len(prompts), SETTINGS["n"].range.high))
         if not 1 <= n <= most:
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
             raise bad_request(f"n must be between 1 and {most}{of}, not {n}", param="n")
+        try:
+            grammar = None if calls is None else calls.grammar()
+        except SetBlockError as error:  # too large
+            raise bad_request(f"tools: {error}", param="tools") from error
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
@@ -154,11 +160,6 @@ class Reply:
             "num_drafted_tokens": sum(each.drafted for each in done),
             "num_accepted_tokens": sum(each.accepted for each in done),
         }
-
-    async def finish(self) -> None:
-        """Wait until all answers are whole."""
-        async for _ in self.progress():
-            pass
 
     def close(self) -> None:
         """Give up what is not finished, and write down what became of the request."""

@@ -6,7 +6,7 @@ a matcher receives is checked: only tokens that may come are given to it.
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -50,7 +50,15 @@ class Grammars:
 
         with lock_of(tokenizer), prefixed("structured output is not possible with this model's tokenizer", ValueError):
             self.vocabulary = from_tokenizer(tokenizer)
+        self._added = {each.content: token_id for token_id, each in tokenizer.added_tokens_decoder.items()}
         self._kept = lru_cache(KEPT)(self._compiled)
+
+    @cached_property
+    def special(self) -> dict[str, int]:
+        """Return the added tokens that no text of a grammar is made of, with their ids: those that the tokenizer calls special,
+        and others that look like it, such as `<tool_call>`."""
+        is_special = self.vocabulary.is_special_token
+        return {token: token_id for token, token_id in self._added.items() if is_special(token_id)}
 
     def matcher(self, structure: Structure) -> "LLMatcher":
         """Return a matcher before its first token, the caller's own, or raise `ParameterError` if the form is not valid,

@@ -56,7 +56,7 @@ def compare(
     from setblock.evaluation.run import compare as run
 
     settings = decoding.settings()
-    asked, raw = how.asked(prompt), how.raw
+    asked, given = how.asked(prompt), how.given()
     if asked is not None:
         warn_of_bundled(model)
     elif (example := example_prompt(str(model.source))) is not None:
@@ -65,10 +65,10 @@ def compare(
     settings = decoding.settings_for(loaded)
     if asked is None:
         problem = next(word_problems("test", decoding.seed))
-        raw = raw or loaded.tokenizer.chat_template is None
-        asked = problem.prompt if raw else how.with_system(problem.question)
+        given["raw"] = given["raw"] or loaded.tokenizer.chat_template is None
+        asked = problem.prompt if given["raw"] else how.with_system(problem.question)
 
-    comparison = run(loaded, asked, settings=settings, raw=raw)
+    comparison = run(loaded, asked, settings=settings, **given)
     if as_json:
         found: dict[str, Any] = {"prompt": asked}
         for side in (comparison.ntp, comparison.blocks):

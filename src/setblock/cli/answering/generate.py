@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,7 +13,12 @@ import typer
 from rich.text import Text
 
 from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
-from setblock.cli.options.decoding_options import DecodingOptions, sampler_json, settings_offered
+from setblock.cli.options.decoding_options import (
+    DecodingOptions,
+    sampler_json,
+    settings_offered,
+    template_kwargs,
+)
 from setblock.cli.options.groups import DECODING, JSON, OUTPUT, argument, option, option_group, optional, rare
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.decoding.answer.generation import Generation, generation_json
@@ -58,6 +63,16 @@ class PromptOptions:
 
     raw: bool = option(False, "Continue the prompt as plain text, without the chat template.", is_rare=True)
     system: str | None = optional("System message before the prompt.", metavar="TEXT")
+
+    chat_template_kwargs: str | None = rare(
+        "What the chat template is rendered with besides the chat, as JSON, such as '{\"enable_thinking\": false}'.",
+        metavar="JSON",
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments of `generate` that say how a prompt is given. Raise `ParameterError` if they are no JSON."""
+        kwargs = template_kwargs("--chat-template-kwargs", self.chat_template_kwargs)
+        return {"raw": self.raw, "chat_template_kwargs": kwargs}
 
     def asked(self, prompt: str | None) -> "Prompt | None":
         """Return what the model is asked; None if no PROMPT is given. Raise `SetBlockError` if options exclude each other, or
@@ -124,13 +139,13 @@ def generate(
             raise ParameterError(f"--concurrency must be at least 1, not {many.concurrency}")
         if as_json and many.target == _PIPE:
             raise ParameterError("--output - prints the answers: leave out --json, or name a file for them")
-        generate_file(many, model, decoding, raw=how.raw, as_json=as_json)
+        generate_file(many, model, decoding, how.given(), as_json=as_json)
         return
     if settings.logprobs is not None and not as_json:
         raise ParameterError("--logprobs needs --json, which shows them")
     if settings.n > 1 and as_trace:
         raise ParameterError(f"--trace shows one answer: --n must be 1, not {settings.n}")
-    asked = how.asked(prompt)
+    asked, given = how.asked(prompt), how.given()
     if asked is None:
         raise ParameterError(
             "PROMPT is missing: give a text, - to read stdin, or --input FILE for many prompts or for chats"
@@ -139,12 +154,12 @@ def generate(
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     if as_trace:
-        print_trace(trace(loaded, asked, settings=settings, raw=how.raw), settings, as_json=as_json)
+        print_trace(trace(loaded, asked, settings=settings, **given), settings, as_json=as_json)
     elif settings.n == 1:
-        answer = stream(loaded, asked, settings=settings, raw=how.raw)
+        answer = stream(loaded, asked, settings=settings, **given)
         _print_stream(answer, loaded.tokenizer, as_json=as_json)
     else:
-        answers = generate_batch(loaded, [asked], settings=settings, raw=how.raw)
+        answers = generate_batch(loaded, [asked], settings=settings, **given)
         _print_answers(answers, loaded.tokenizer, as_json=as_json)
 
 
@@ -185,9 +200,10 @@ def _kept(accepted: int, drafted: int) -> str:
 
 
 def generate_file(
-    many: FileOptions, options: RuntimeOptions, decoding: DecodingOptions, *, raw: bool, as_json: bool
+    many: FileOptions, options: RuntimeOptions, decoding: DecodingOptions, given: Mapping[str, Any], *, as_json: bool
 ) -> None:
-    """Answer every line of the one file into the other; continue where an interrupted run stopped. Raise `SetBlockError` if
+    """Answer every line of the one file into the other; continue where an interrupted run stopped. `given` says how prompts
+    are given, as in `PromptOptions`. Raise `SetBlockError` if
     a line is no prompt or too long, or a file can't be read or written."""
     source, target, concurrency = many.source, many.target, many.concurrency
     assert source is not None and target is not None
@@ -212,7 +228,7 @@ def generate_file(
                 "prompts": hashlib.sha256(text.encode()).hexdigest(),
                 "model": model_fingerprint(loaded),
                 "settings": {name: repr(value) for name, value in settings.changed().items()},
-                "raw": raw,
+                **given,
                 # In another runtime, or with prepacked weights, numbers may add up in another order
                 "prepacked": getattr(loaded, "prepacked", False),
                 "llama_cpp": asdict(options.llama_options()) if options.takes_llama_cpp else None,
@@ -220,7 +236,7 @@ def generate_file(
             answers.begin(made)
         with progress() as tell:
             done = answer_prompts(
-                loaded, lines, settings, answers, concurrency=concurrency, raw=raw, on_progress=partial(tell, "answers")
+                loaded, lines, settings, answers, concurrency=concurrency, on_progress=partial(tell, "answers"), **given
             )
         answers.finish()
     if as_json:

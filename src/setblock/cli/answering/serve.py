@@ -10,11 +10,11 @@ from typing import Literal
 import typer
 
 from setblock.cli.messages import print_message
-from setblock.cli.options.decoding_options import PointOptions
-from setblock.cli.options.groups import argument, option, option_group, optional, options_of
+from setblock.cli.options.decoding_options import PointOptions, template_kwargs
+from setblock.cli.options.groups import argument, option, option_group, optional, options_of, rare
 from setblock.cli.options.model import RuntimeOptions, load_language_model, warn_of_bundled
 from setblock.engine.limits import EngineLimits
-from setblock.errors import ParameterError, SetBlockError, check_installed
+from setblock.errors import ParameterError, SetBlockError, check_installed, prefixed
 from setblock.server.http.limits import ServerLimits
 
 SERVER = "Server"
@@ -53,6 +53,12 @@ def serve(
         panel=SERVER,
         metavar="NAME",
     ),
+    default_chat_template_kwargs: str | None = rare(
+        "What the chat template is rendered with besides the chat where a request says nothing, as JSON, such as "
+        "'{\"enable_thinking\": false}'.",
+        panel=SERVER,
+        metavar="JSON",
+    ),
     log_level: LogLevel = option("info", "Minimum level of the log, which is lines of JSON on stderr.", panel=SERVER),
     log_text: bool = option(False, "Include prompts and answers in the log.", panel=SERVER),
 ) -> None:
@@ -68,9 +74,11 @@ def serve(
     model = replace(model, path=positional or model.path)
     model.check()
     settings = decoding.settings()
+    kwargs = template_kwargs("--default-chat-template-kwargs", default_chat_template_kwargs)
     if not 0 <= port <= 65535:
         raise ParameterError(f"--port must be between 0 and 65535, not {port}")
     check_installed("setblock serve", "fastapi", "uvicorn", "prometheus_client", extra="serve")
+    from setblock.decoding.answer.template_kwargs import check_template_kwargs
     from setblock.model.loading.named import example_prompt
     from setblock.server.app import listen
     from setblock.server.app import serve as run
@@ -90,29 +98,34 @@ def serve(
     of_engine = EngineLimits(**{name: given[name] for name in given.keys() & EngineLimits.__dataclass_fields__})
     of_server = ServerLimits(**{name: given[name] for name in given.keys() & ServerLimits.__dataclass_fields__})
     bound, url = listen(host, port)
-    notice = warn_of_bundled(model)
-    loaded = load_language_model(model, blocks=settings.method == "sbd")
-    folder = Path(model.source)
-    config = ServerConfig(
-        name=name or (folder.resolve().name if folder.is_dir() else str(model.source)),
-        engine=of_engine,
-        limits=of_server,
-        keys=keys,
-        hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
-        default=settings,
-        logs_text=log_text,
-        example=example_prompt(str(model.source)) if notice is None else WORD_PROBLEM,
-        notice=notice,
-    )
-    if loaded.facts is None or not loaded.facts.block_sizes:
-        print_message(
-            f"warning: {config.name} was never trained for blocks: method exact copies its drafts from the text"
+    with bound:
+        notice = warn_of_bundled(model)
+        loaded = load_language_model(model, blocks=settings.method == "sbd")
+        if kwargs:
+            with prefixed("--default-chat-template-kwargs"):
+                check_template_kwargs(loaded.tokenizer, kwargs)
+        folder = Path(model.source)
+        config = ServerConfig(
+            name=name or (folder.resolve().name if folder.is_dir() else str(model.source)),
+            engine=of_engine,
+            limits=of_server,
+            keys=keys,
+            hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
+            default=settings,
+            chat_template_kwargs=kwargs,
+            logs_text=log_text,
+            example=example_prompt(str(model.source)) if notice is None else WORD_PROBLEM,
+            notice=notice,
         )
-    code = run(
-        loaded,
-        config,
-        bound,
-        log_level=log_level,
-        on_start=lambda: print_message(f"serving {config.name}: playground at {url}/, API at {url}/v1"),
-    )
-    raise typer.Exit(code)
+        if loaded.facts is None or not loaded.facts.block_sizes:
+            print_message(
+                f"warning: {config.name} was never trained for blocks: method exact copies its drafts from the text"
+            )
+        code = run(
+            loaded,
+            config,
+            bound,
+            log_level=log_level,
+            on_start=lambda: print_message(f"serving {config.name}: playground at {url}/, API at {url}/v1"),
+        )
+        raise typer.Exit(code)

@@ -3,6 +3,7 @@
 Names, help and ranges are those of the table, `setblock.decoding.settings.table`.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -124,6 +125,19 @@ def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
         if key in found:
             raise ParameterError(f"{key} is given more than once")
         found[key] = value
+    return found
+
+
+def template_kwargs(option: str, text: str | None) -> dict[str, Any]:
+    """Return what chat templates are rendered with, given as a JSON object. Raise `ParameterError` if it is none."""
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ParameterError(f"{option} must be a JSON object such as '{{\"enable_thinking\": false}}', not {text!r}")
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.answer.template_kwargs import check_template_kwargs
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
 from setblock.errors import SetBlockError, check_length, prefixed, warn
@@ -27,6 +28,7 @@ def encode_prompt(
     *,
     raw: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or of messages, and the tokenizer
     has no chat template.
@@ -36,14 +38,19 @@ def encode_prompt(
             as OpenAI has them. A text becomes a user message where the tokenizer has a chat template.
         raw: continue the text as it stands, without the chat template.
         tools: functions that a chat may call, as OpenAI describes them.
+        chat_template_kwargs: what else the chat template is rendered with, such as `enable_thinking`.
     """
+    if chat_template_kwargs:
+        if raw:
+            raise SetBlockError("raw leaves out the chat template: leave out chat_template_kwargs, too")
+        check_template_kwargs(tokenizer, chat_template_kwargs, tools=tools)
     if isinstance(prompt, str):
         text = _checked_text(prompt, "prompt")
         if not text.strip():
             raise SetBlockError("prompt must not be empty")
         if raw or tokenizer.chat_template is None:
             return list(tokenizer(text, split_special_tokens=True).input_ids)
-        return _encode_chat(tokenizer, [{"role": "user", "content": text}])
+        return _encode_chat(tokenizer, [{"role": "user", "content": text}], template_kwargs=chat_template_kwargs)
     parts: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array holds token ids
     if not isinstance(parts, list | tuple | range):
         raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
@@ -52,11 +59,13 @@ def encode_prompt(
     if isinstance(parts[0], str):
         raise SetBlockError("prompt must be one prompt, not a list of texts: generate_batch answers a list of prompts")
     if not isinstance(parts[0], Mapping):
+        if chat_template_kwargs:
+            raise SetBlockError("token ids have no chat template: leave out chat_template_kwargs")
         return [whole("token ids of prompt", each) for each in parts]
     messages = checked_messages(parts)
     if tokenizer.chat_template is None:
         raise SetBlockError("chat messages need a tokenizer with a chat template, and this one has none")
-    return _encode_chat(tokenizer, messages, tools)
+    return _encode_chat(tokenizer, messages, tools, template_kwargs=chat_template_kwargs)
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -98,19 +107,23 @@ def _checked_text(text: str, name: str) -> str:
 
 
 def _encode_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
     if _names_special_token(tokenizer, json.dumps([calls, list(tools or ())], ensure_ascii=False)):
         raise SetBlockError("tools and their calls must not name special tokens of the model")
     if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
-        rendered = _render(tokenizer, messages, tools)
+        rendered = _render(tokenizer, messages, tools, template_kwargs)
         if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
             warn("the model's chat template leaves out the system message")
         return _encode(tokenizer, rendered, plain=False)
     # The template is rendered around placeholders, so that what it writes and what the user wrote stay apart
     marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]
-    rendered = _render(tokenizer, marked, tools)
+    rendered = _render(tokenizer, marked, tools, template_kwargs)
     ids: list[int] = []
     for part, piece in enumerate(re.split("\ue000(\\d+)\ue001", rendered)):
         is_content = part % 2 == 1
@@ -119,9 +132,12 @@ def _encode_chat(
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template_kwargs: Mapping[str, Any] | None,
 ) -> str:
-    more = {"tools": list(tools)} if tools else {}
+    more = {**(template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
     with prefixed("the model's chat template refuses this chat", TemplateError):
         text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
     return text

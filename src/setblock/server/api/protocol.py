@@ -242,6 +242,8 @@ class ChatBody(DecodingBody):
     """Whether the answer must call a function, and which one. Default: `auto`, where there are tools."""
     parallel_tool_calls: bool | None = None
     """Whether the answer may call several functions. Default: true."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """What the model's chat template is rendered with besides the chat, as vLLM has it, such as `enable_thinking`."""
     top_logprobs: Logprobs | None = None
     """Also report this many of the most likely tokens in its place."""
 

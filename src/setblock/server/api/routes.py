@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
-from setblock.server.api.settings import calls_grammar
+from setblock.server.api.settings import calls_asked
 from setblock.server.api.shapes import ChatShape, CompletionShape, pass_json
 from setblock.server.http.errors import DESCRIBED, ApiError, bad_request, unavailable
 from setblock.server.serving import Reply, Serving
@@ -40,19 +40,20 @@ Served = Annotated[Serving, Depends(_serving)]
 async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     """Answer a chat."""
     serving.check_model(body.model)
-    shape, grammar, described = ChatShape(), None, None
+    kwargs = {**serving.config.chat_template_kwargs, **(body.chat_template_kwargs or {})}
+    if kwargs:
+        await serving.codec.check_template_kwargs(kwargs)
+    calls, described = None, None
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
         raise bad_request("tool_choice needs tools", param="tool_choice")
     if body.tools and body.tool_choice != "none":
-        form = await serving.codec.call_form()
-        grammar = calls_grammar(form, body)
+        calls = calls_asked(await serving.codec.call_form(kwargs), body)
         described = [tool.model_dump(exclude_none=True) for tool in body.tools]
-        shape = ChatShape(form)
-    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], described)
+    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], described, kwargs)
     if serving.config.logs_text:
         request.scope["account"].fields["messages"] = [message.model_dump() for message in body.messages]
-    reply = await serving.open(body, [prompt], request.scope["account"], grammar=grammar)
-    return await _answer(request, body, reply, shape)
+    reply = await serving.open(body, [prompt], request.scope["account"], calls=calls)
+    return await _answer(request, body, reply, ChatShape(serving.codec.reader(calls, stop=reply.settings.stop)))
 
 
 @api.post("/v1/completions", responses=_STREAM)
@@ -105,14 +106,20 @@ async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: Com
     head = {"id": f"{shape.prefix}-{reply.account.id}", "created": int(time.time()), "model": body.model}
     if body.stream:
         return EventStream(reply, frames(reply, shape, head, body))
-    if not await is_done(request.receive, reply, reply.finish()):
+    if not await is_done(request.receive, reply, _read(reply, shape)):
         return Response(status_code=499)
-    text_of, with_tokens = reply.serving.codec.text, bool(body.events)
+    texts, with_tokens = reply.serving.codec.texts, bool(body.events)
     choices = [
-        shape.answer(place, each) | shape.end(place, each, text_of, with_tokens=with_tokens)
+        shape.answer(place, each) | shape.end(place, each, texts, with_tokens=with_tokens)
         for place, each in enumerate(reply.done)
     ]
     return {**head, "object": shape.whole, "choices": choices, "usage": reply.usage}
+
+
+async def _read(reply: Reply, shape: CompletionShape) -> None:
+    """Wait until all answers are whole."""
+    async for place, made in reply.progress():
+        shape.piece_of(place, made)
 
 
 _LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still learn that the limit was reached
@@ -158,7 +165,7 @@ async def frames(reply: Reply, shape: CompletionShape, head: dict[str, Any], bod
     A pass that made no text certain has a frame only where events are wanted. What goes wrong is the last event."""
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     extra = {"usage": None} if with_usage else {}
-    with_events, text_of = bool(body.events), reply.serving.codec.text
+    with_events, texts = bool(body.events), reply.serving.codec.texts
 
     def frame(*choices: dict[str, Any], **more: Any) -> str:
         return _frame({**head, "object": shape.piece, "choices": choices, **extra, **more})
@@ -168,12 +175,12 @@ async def frames(reply: Reply, shape: CompletionShape, head: dict[str, Any], bod
             yield frame(opening)
     try:
         async for place, made in reply.progress():
-            events = {"pass_event": pass_json(made.event, text_of)} if with_events and made.event is not None else {}
-            if made.text or events:
-                yield frame({**shape.text(place, made.text), **events})
+            events = {"pass_event": pass_json(made.event, texts)} if with_events and made.event is not None else {}
+            piece = shape.piece_of(place, made)
+            if piece is not None or events:
+                yield frame({**(piece or shape.nothing(place)), **events})
             if (answer := made.generation) is not None:
-                last = shape.text(place, "", final=True)
-                yield frame(last | shape.end(place, answer, text_of, with_tokens=with_events))
+                yield frame(shape.nothing(place) | shape.end(place, answer, texts, with_tokens=with_events))
     except ApiError as error:
         yield _frame(error.content())
         return

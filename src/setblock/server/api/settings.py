@@ -8,12 +8,12 @@ from typing import Any
 
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import SetBlockError
+from setblock.errors import ParameterError, SetBlockError
 from setblock.server.api.protocol import ChatBody, DecodingBody, NamedTool
 from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import MOST, OFFERED
-from setblock.structure.calls import CallForm
-from setblock.structure.kinds import WORDS, Grammar, JsonSchema, Structure, close, structure_of
+from setblock.structure.calls import CallForm, Calls
+from setblock.structure.kinds import WORDS, JsonSchema, Structure, close, structure_of
 
 
 def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
@@ -83,8 +83,8 @@ def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
     raise bad_request(f"response_format must be of type {valid}", param="response_format")
 
 
-def calls_grammar(form: CallForm, body: ChatBody) -> Grammar:
-    """Return what an answer with tools is held to. Raise `ApiError` for a schema that is not valid, or a wrong name."""
+def calls_asked(form: CallForm, body: ChatBody) -> Calls:
+    """Return which calls an answer may have. Raise `ApiError` for a schema that is not valid, or a wrong name."""
     choice, parallel = body.tool_choice, body.parallel_tool_calls is not False
     parameters: dict[str, Any] = {}
     for number, tool in enumerate(body.tools or ()):
@@ -93,6 +93,10 @@ def calls_grammar(form: CallForm, body: ChatBody) -> Grammar:
             raise bad_request(f"tools must have different names, and {name!r} occurs twice", param="tools")
         try:
             parameters[name] = json.loads(JsonSchema(schema or {"type": "object", "properties": {}}).schema)
+            kinds = parameters[name].get("type", "object")
+            if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+                raise ParameterError(f"arguments are an object, so type must be 'object', not {kinds!r}")
+            parameters[name]["type"] = "object"
             close(parameters[name])
         except SetBlockError as error:
             raise bad_request(f"tools.{number}.function.parameters: {error}", param="tools") from error
@@ -103,10 +107,7 @@ def calls_grammar(form: CallForm, body: ChatBody) -> Grammar:
             names = ", ".join(parameters)
             raise bad_request(f"tool_choice must name one of {names}, not {wanted!r}", param="tool_choice")
         allowed, parallel = {wanted: parameters[wanted]}, False
-    try:
-        return form.grammar(allowed, required=choice not in (None, "auto"), parallel=parallel)
-    except SetBlockError as error:
-        raise bad_request(f"tools: {error}", param="tools") from error
+    return Calls(form, allowed, required=choice not in (None, "auto"), parallel=parallel)
 
 
 def told(error: SetBlockError, body: DecodingBody) -> ApiError:

@@ -5,15 +5,16 @@ Knows finished answers and their tokens. Knows nothing of HTTP.
 
 import math
 import secrets
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation, Reveal, TokenLogprobs
 from setblock.decoding.answer.news import RowNews
-from setblock.structure.calls import CallForm, CallReader
+from setblock.engine.request import Progress
+from setblock.server.api.token_texts import TokenTexts
+from setblock.server.api.tool_calls import AnswerReader
+from setblock.structure.calls import Piece
 
-TokenText = Callable[[int], str]
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
@@ -23,25 +24,28 @@ class CompletionShape:
     prefix = "cmpl"
     whole = piece = "text_completion"
 
-    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
-        """Return a choice with a piece of an answer; `final` if it is the last."""
-        return _choice(index, text=text)
+    def nothing(self, index: int) -> dict[str, Any]:
+        """Return a choice with no piece of an answer."""
+        return _choice(index, text="")
+
+    def piece_of(self, index: int, progress: Progress) -> dict[str, Any] | None:
+        """Return a choice with what a pass added to an answer, if it did."""
+        return _choice(index, text=progress.text) if progress.text else None
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """Return a choice with the whole text of an answer."""
         return _choice(index, text=generation.text)
 
-    def logprobs(self, tokens: list[tuple[int, TokenLogprobs]], text_of: TokenText) -> dict[str, Any]:
-        """Return the log-probabilities of the tokens of an answer."""
-        texts = [text_of(token_id) for token_id, _ in tokens]
+    def logprobs(self, generation: Generation, found: list[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
+        """Return the log-probabilities of the tokens of an answer, with which it came."""
+        tops = [
+            zip(texts.names([each for each, _ in one.alternatives]), one.alternatives, strict=True) for one in found
+        ]
         return {
-            "tokens": texts,
-            "token_logprobs": [max(found.logprob, _LEAST_LOGPROB) for _, found in tokens],
-            "top_logprobs": [
-                {text_of(each): max(logprob, _LEAST_LOGPROB) for each, logprob in found.alternatives}
-                for _, found in tokens
-            ],
-            "text_offset": list(accumulate(map(len, texts), initial=0))[:-1],
+            "tokens": [texts.name(each) for each in generation.token_ids],
+            "token_logprobs": [max(each.logprob, _LEAST_LOGPROB) for each in found],
+            "top_logprobs": [{name: max(each, _LEAST_LOGPROB) for name, (_, each) in top} for top in tops],
+            "text_offset": texts.offsets(generation.token_ids, generation.text),
         }
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -52,15 +56,15 @@ class CompletionShape:
         """Return why an answer ended, after its last piece."""
         return generation.finish_reason
 
-    def end(self, index: int, generation: Generation, text_of: TokenText, *, with_tokens: bool) -> dict[str, Any]:
+    def end(self, index: int, generation: Generation, texts: TokenTexts, *, with_tokens: bool) -> dict[str, Any]:
         """Return the fields of a choice that are known once its answer has ended."""
         told: dict[str, Any] = {"logprobs": None, "finish_reason": self.finish_reason(index, generation)}
         if generation.logprobs is not None:
-            told["logprobs"] = self.logprobs(list(zip(generation.token_ids, generation.logprobs, strict=True)), text_of)
+            told["logprobs"] = self.logprobs(generation, generation.logprobs, texts)
         if with_tokens:
             columns = zip(generation.token_ids, generation.revealed_by, generation.entropy, strict=True)
             told["tokens"] = [
-                {"token_id": token_id, "text": text_of(token_id), "revealed_by": number, "entropy": _finite(entropy)}
+                {"token_id": token_id, "text": texts.text(token_id), "revealed_by": number, "entropy": _finite(entropy)}
                 for token_id, number, entropy in columns
             ]
         return told
@@ -73,70 +77,78 @@ class ChatShape(CompletionShape):
     whole = "chat.completion"
     piece = "chat.completion.chunk"
 
-    def __init__(self, form: CallForm | None = None) -> None:
-        """Write answers that call tools in this form, or none that does."""
-        self._form = form
-        self._no_text = "" if form is None else None
-        self._readers: dict[int, CallReader] = {}
+    def __init__(self, reader: Callable[[], AnswerReader] | None = None) -> None:
+        """Write answers that may call tools, each with a `reader` of its own, or answers that don't."""
+        self._new_reader = reader
+        self._no_text = "" if reader is None else None
+        self._readers: dict[int, AnswerReader] = {}
+        self._pieces: dict[int, list[Piece]] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """See `CompletionShape`."""
         return _choice(index, delta={"role": "assistant", "content": self._no_text})
 
-    def text(self, index: int, text: str, *, final: bool = False) -> dict[str, Any]:
+    def nothing(self, index: int) -> dict[str, Any]:
         """See `CompletionShape`."""
-        content, calls = self._read(index, text, final=final)
-        found = {"content": content, "tool_calls": calls}
-        return _choice(index, delta={name: each for name, each in found.items() if each})
+        return _choice(index, delta={})
+
+    def piece_of(self, index: int, progress: Progress) -> dict[str, Any] | None:
+        """See `CompletionShape`."""
+        if self._new_reader is None:
+            return _choice(index, delta={"content": progress.text}) if progress.text else None
+        reader = self._readers.setdefault(index, self._new_reader())
+        reason = None if progress.generation is None else progress.generation.finish_reason
+        pieces = reader.read(progress.token_ids, finish_reason=reason)
+        self._pieces.setdefault(index, []).extend(pieces)
+        content, calls = _joined(pieces)
+        delta = {"content": content, "tool_calls": calls}
+        return _choice(index, delta={name: each for name, each in delta.items() if each}) if pieces else None
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
         """See `CompletionShape`."""
-        content, calls = self._read(index, generation.text, final=True)
+        content, calls = (generation.text, []) if self._new_reader is None else _joined(self._pieces.get(index, []))
         message: dict[str, Any] = {"role": "assistant", "content": content or self._no_text, "refusal": None}
         for call in calls:
             del call["index"]
         return _choice(index, message=message | ({"tool_calls": calls} if calls else {}))
 
-    def logprobs(self, tokens: list[tuple[int, TokenLogprobs]], text_of: TokenText) -> dict[str, Any]:
+    def logprobs(self, generation: Generation, found: list[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
         """See `CompletionShape`."""
 
         def entry(token_id: int, logprob: float) -> dict[str, Any]:
-            text = text_of(token_id)
-            encoded = None if "\ufffd" in text else list(text.encode())
+            text, encoded = texts.text(token_id), list(texts.bytes(token_id))
             return {"token": text, "bytes": encoded, "logprob": max(logprob, _LEAST_LOGPROB)}
 
         content = [
-            {**entry(token_id, found.logprob), "top_logprobs": [entry(*each) for each in found.alternatives]}
-            for token_id, found in tokens
+            {**entry(token_id, each.logprob), "top_logprobs": [entry(*top) for top in each.alternatives]}
+            for token_id, each in zip(generation.token_ids, found, strict=True)
         ]
         return {"content": content, "refusal": None}
 
     def finish_reason(self, index: int, generation: Generation) -> str:
-        """See `CompletionShape`. A call that was cut at the limit was not made."""
-        made = index in self._readers and self._readers[index].calls > 0
+        """See `CompletionShape`. A call that was cut at the limit, or by a stop text, was not made."""
+        made = index in self._readers and self._readers[index].has_called
         return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
 
-    def _read(self, index: int, text: str, *, final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text in a piece of an answer, and the parts of each call."""
-        if self._form is None:
-            return text, []
-        pieces = self._readers.setdefault(index, CallReader(self._form)).read(text, final=final)
-        calls: dict[int, dict[str, Any]] = {}
-        for each in pieces:
-            if each.kind == "name":
-                calls[each.call] = {"index": each.call, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
-                calls[each.call]["function"] = {"name": each.text, "arguments": ""}
-            elif each.kind == "arguments":
-                call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
-                call["function"]["arguments"] += each.text
-        return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
+
+def _joined(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the text of pieces, and the parts of each call."""
+    calls: dict[int, dict[str, Any]] = {}
+    for each in pieces:
+        if each.kind == "name":
+            calls[each.call] = {"index": each.call, "id": f"call_{secrets.token_hex(12)}", "type": "function"}
+            calls[each.call]["function"] = {"name": each.text, "arguments": ""}
+        elif each.kind == "arguments":
+            call = calls.setdefault(each.call, {"index": each.call, "function": {"arguments": ""}})
+            call["function"]["arguments"] += each.text
+    return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
 
 
-def pass_json(event: RowNews, text_of: TokenText) -> dict[str, Any]:
+def pass_json(event: RowNews, texts: TokenTexts) -> dict[str, Any]:
     """Return what one pass did."""
 
     def reveal(found: Reveal) -> dict[str, Any]:
-        text, entropy = text_of(found.token_id), _finite(found.entropy)
+        text, entropy = texts.text(found.token_id), _finite(found.entropy)
         return {"index": found.index, "token_id": found.token_id, "text": text, "entropy": entropy}
 
     return {
