@@ -67,7 +67,8 @@ class Serving:
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
-            await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
+            # Held until the engine has copies of its own
+            _compiled = await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
         if len(prompts) * settings.n > self.config.limits.max_answers:
             most = self.config.limits.max_answers // len(prompts)
             of = f" with {len(prompts)} prompts" if len(prompts) > 1 else ""
