@@ -5,6 +5,7 @@ Knows the engine and OpenAI's objects. Knows nothing of routes.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -36,6 +37,7 @@ class ServerConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: Keys = field(default_factory=lambda: Keys(()))  # API keys; with none, everyone may come
     hosts: Collection[str] = LOOPBACK_NAMES  # the names by which the server may be called; none for any
+    origins: Collection[str] = ()  # of other sites whose pages may ask, as `origins_of` returns them
     default: DecodingSettings = field(default_factory=DecodingSettings)  # the settings of a request that says nothing
     logs_text: bool = False  # whether prompts and answers go into the log
     example: str | None = None  # a prompt that the model answers well, for the playground; None where none is known
@@ -110,6 +112,8 @@ class Reply:
     prompt_tokens: int
     generations: list[Generation | None]
     _last_text: dict[int, float] = field(default_factory=dict, init=False)  # when each answer had some
+    _tokens: Counter[int] = field(default_factory=Counter, init=False)  # of each answer, so far
+    _passes: Counter[int] = field(default_factory=Counter, init=False)
 
     async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
         """Yield the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, the engine
@@ -163,9 +167,12 @@ class Reply:
         """Give up what is not finished, and write down what became of the request."""
         self.serving.worker.give_up(self.places)
         usage = self.usage
+        unfinished = [place for place, each in enumerate(self.generations) if each is None]
         self.account.fields |= {
-            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "num_forwards")},
-            "finish_reasons": [None if each is None else each.finish_reason for each in self.generations],
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": usage["completion_tokens"] + sum(self._tokens[place] for place in unfinished),
+            "num_forwards": usage["num_forwards"] + sum(self._passes[place] for place in unfinished),
+            "finish_reasons": ["cancelled" if each is None else each.finish_reason for each in self.generations],
             "decoding": self.settings.method,
         }
         if self.serving.config.logs_text:
@@ -173,8 +180,11 @@ class Reply:
 
     def _watch(self, place: int, made: Progress) -> None:
         metrics, now = self.serving.metrics, time.perf_counter()
-        if made.event is not None and made.event.revealed:
-            metrics.revealed.observe(len(made.event.revealed))
+        if (event := made.event) is not None:
+            self._tokens[place] += event.answer_end - event.tokens_start
+            self._passes[place] += 1
+            if event.revealed:
+                metrics.revealed.observe(len(event.revealed))
         if made.text:
             if place in self._last_text:
                 metrics.gap_seconds.observe(now - self._last_text[place])

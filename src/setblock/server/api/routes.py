@@ -175,6 +175,7 @@ async def frames(reply: Reply, shape: CompletionShape, head: dict[str, Any], bod
                 last = shape.text(place, "", final=True)
                 yield frame(last | shape.end(place, answer, text_of, with_tokens=with_events))
     except ApiError as error:
+        reply.account.fields["error"] = error.code  # the status said that all was well
         yield _frame(error.content())
         return
     if with_usage:
