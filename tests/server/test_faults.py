@@ -151,22 +151,22 @@ def test_who_does_not_read_an_answer_is_left():
 
 
 def test_a_short_prompt_waits_for_no_long_one(live, monkeypatch):
-    release = threading.Event()
+    entered, release, was_released = threading.Event(), threading.Event(), []
 
     def slow(tokenizer, prompt, **named):
         if len(prompt) > 100_000:
-            assert release.wait(TIMEOUT)
+            entered.set()
+            was_released.append(release.wait(TIMEOUT / 2))
         return encode_prompt(tokenizer, "Tom", raw=True)
 
     monkeypatch.setattr("setblock.server.codec.encode_prompt", slow)
     with ThreadPoolExecutor(1) as other:
         long = other.submit(live.post, "/v1/completions", prompt="word " * 100_000, max_tokens=2)
-        try:
-            assert live.post("/v1/completions", prompt="Tom has", max_tokens=2).status_code == 200
-            assert not long.done()
-        finally:
-            release.set()
+        assert entered.wait(TIMEOUT)
+        assert live.post("/v1/completions", prompt="Tom has", max_tokens=2).status_code == 200
+        release.set()
         assert long.result().status_code == 200
+    assert was_released == [True]
 
 
 def test_names_of_special_tokens_are_plain_text(live):
