@@ -29,7 +29,7 @@ api = APIRouter(dependencies=[_KEY], responses=DESCRIBED)
 operations = APIRouter()
 
 
-def _serving(request: Request) -> Any:
+async def _serving(request: Request) -> Any:  # in the event loop, and not in a thread of its own
     return request.app.state.serving
 
 
