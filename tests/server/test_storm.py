@@ -17,10 +17,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from server import attack
 from server.live import TIMEOUT, Live, eventually, serving, tiny
 from server.test_company import Asked, drawn
 from setblock import generate_batch
 from setblock.engine.limits import EngineLimits
+from setblock.server.http.limits import ServerLimits
 
 WORKERS, REQUESTS = 8, 30
 
@@ -31,7 +33,8 @@ def storm_live(trained_tokenizer: PreTrainedTokenizerBase) -> Iterator[Live]:
     sbd = tiny(trained_tokenizer)
     sbd.model.double()
     sbd.end_of_text_ids = (0, 40, 41)
-    with serving(sbd, engine=EngineLimits(max_num_seqs=6, kv_tokens=256)) as running:
+    limits = ServerLimits(body_seconds=3.0)  # some of what attacks has no whole head
+    with serving(sbd, engine=EngineLimits(max_num_seqs=6, kv_tokens=256), limits=limits) as running:
         yield running
 
 
@@ -86,3 +89,25 @@ def test_a_storm_of_clients_that_leave_changes_no_answer_and_leaves_nothing(stor
     assert eventually(lambda: kept(storm_live) == before), (before, kept(storm_live))
     pool = storm_live.serving.worker._engine._pool
     assert pool.available == pool.total  # of the cache, no answer holds a page any longer
+
+
+def test_the_attack_finds_nothing(
+    storm_live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program, in miniature. Forms are tried in tests/structure/test_sandbox.py."""
+    for name, least in {"HALVES": 3, "WORKERS": 4, "LONG_PROMPTS": 1, "MOST_STORM": 12, "BOMBS": {}}.items():
+        monkeypatch.setattr(attack, name, least)
+    monkeypatch.setattr(attack.Attack, "half_heads", lambda _: None)  # they take the time of a head
+    assert attack.main(["--url", storm_live.url, "--seconds", "60"]) == 0
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert done["faults"] == []
+    assert done["done"]["storm"] == 12
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--url", "http://198.51.100.1"], ["--url", "http://evil.example"], ["--seconds", "601"]]
+)
+def test_only_this_machine_is_attacked_and_not_for_long(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        attack.main(wrong)
+    assert "must be" in capsys.readouterr().err
