@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         attack = Attack(given.url, given.key, given.pid, deadline, given.body_seconds)
     except httpx.HTTPError as error:
         parser.error(f"{given.url} does not answer: {error}")
-    with attack.client:
+    with closing(attack.client):
         result = attack.run()
     print(json.dumps(result))
     return 1 if result["faults"] else 0
