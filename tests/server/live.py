@@ -68,11 +68,7 @@ def serving(model: SBDModel, **config: Any) -> Iterator[Live]:
     bound, url = listen("127.0.0.1", 0)
     app = create_app(model, ServerConfig(**{"name": "tiny", **config}))
     started = threading.Event()
-    server = _Server(
-        uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=2),
-        serving=app.state.serving,
-        on_start=started.set,
-    )
+    server = _Server(app, on_start=started.set)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True)
     thread.start()
     assert started.wait(TIMEOUT)

@@ -21,6 +21,7 @@ from server.live import TIMEOUT, Live, serving
 from server.test_parameters import error_of
 from setblock import DecodingSettings, generate
 from setblock.structure import Choice, JsonSchema, Regex
+from structure.bombs import BOMBS
 from structure.schemas import SCHEMAS
 from structure.templates import HERMES
 
@@ -241,14 +242,25 @@ def test_what_can_not_be_asked(body: dict[str, Any], param: str, said: str, live
     assert error["param"] == param
 
 
-def test_a_grammar_that_takes_too_long_is_a_400(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as hurried:
-        hurried.setattr(
-            "setblock.server.codec._COMPILE_SECONDS", 0.0
-        )  # how long any grammar takes depends on the machine
-        error = error_of(live.chat(structured_outputs={"grammar": 'start: "too" " long"'}))
-    assert "grammar is too complex: its grammar takes more than 0 s to compile" in error["message"]
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_form_ends_the_process(name: str, live: Live) -> None:
+    (word, value), said = BOMBS[name]
+    error = error_of(live.chat(structured_outputs={word: value}, max_tokens=3))
+    assert said in error["message"]
+    assert (error["param"], error["code"]) == ("structured_outputs", "invalid_structure")
     assert live.chat(max_tokens=3, structured_outputs={"regex": "ab"}).status_code == 200
+
+
+def test_a_form_that_is_known_waits_for_no_trial(live: Live) -> None:
+    body = {"structured_outputs": {"regex": "a known one"}, "max_tokens": 3}
+    assert live.chat(**body).status_code == 200
+    release = threading.Event()
+    trial = live.serving.codec._forms.submit(release.wait, TIMEOUT)
+    try:
+        assert live.chat(**body).status_code == 200
+        assert not trial.done()
+    finally:
+        release.set()
 
 
 def test_a_form_that_bans_leave_nothing_of_is_a_400(live: Live) -> None:
@@ -260,12 +272,12 @@ def test_a_form_that_bans_leave_nothing_of_is_a_400(live: Live) -> None:
 
 def test_a_schema_without_end_holds_up_nobody(live: Live) -> None:
     """Such as an array that must have such an array: no text is whole."""
-    for schema in (
-        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-        {"type": "array", "minItems": 1, "items": {"$ref": "#"}},
+    for schema, code in (  # of the first all is forced, without end
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "invalid_structure"),
+        ({"type": "array", "minItems": 1, "items": {"$ref": "#"}}, "no_token_allowed"),
     ):
         error = error_of(live.chat(structured_outputs={"json": schema}, max_tokens=50))
-        assert error["code"] == "no_token_allowed"
+        assert error["code"] == code
     assert live.chat(max_tokens=3).status_code == 200
 
 

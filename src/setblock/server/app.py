@@ -8,13 +8,16 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from setblock.decoding.samplers import SAMPLERS, EntropyPrefix
@@ -26,6 +29,7 @@ from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.api.routes import api, operations, page
 from setblock.server.codec import Codec
 from setblock.server.http.access import AccessControl, Admission, host_patterns
+from setblock.server.http.connection import Connection
 from setblock.server.http.errors import ApiError, from_validation
 from setblock.server.http.logs import RequestLog, log_to_stderr
 from setblock.server.http.metrics import Metrics
@@ -81,8 +85,17 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _response_to)
     # From the inside out.
-    hosts, admission = host_patterns(config.hosts), serving.admission
-    app.add_middleware(AccessControl, hosts=hosts, keys=config.keys, admission=admission, limits=config.limits)
+    app.add_middleware(
+        AccessControl,
+        hosts=host_patterns(config.hosts),
+        origins=config.origins,
+        keys=config.keys,
+        admission=serving.admission,
+        limits=config.limits,
+    )
+    if config.origins:  # a browser first asks whether it may ask
+        methods = ["GET", "POST"]
+        app.add_middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=methods, allow_headers=["*"])
     app.add_middleware(RequestLog, metrics=serving.metrics)
     return app
 
@@ -126,14 +139,7 @@ def serve(
     log_to_stderr(log_level)
     app = create_app(model, config)
     serving: Serving = app.state.serving
-    server = _Server(
-        uvicorn.Config(
-            app, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
-            timeout_graceful_shutdown=5, ws="none", lifespan="on", h11_max_incomplete_event_size=64 * 1024,
-        ),
-        serving=serving,
-        on_start=on_start,
-    )  # fmt: skip
+    server = _Server(app, on_start=on_start)
     server.run(sockets=[bound])
     code = 1 if serving.worker.failure is not None else 0
     if server.force_exit:
@@ -144,9 +150,16 @@ def serve(
 class _Server(uvicorn.Server):
     """Run Uvicorn, which on a signal first finishes what runs, and answers 503 to what is new."""
 
-    def __init__(self, config: uvicorn.Config, *, serving: Serving, on_start: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._serving, self._on_start = serving, on_start
+    def __init__(self, app: FastAPI, *, on_start: Callable[[], None]) -> None:
+        self._serving: Serving = app.state.serving
+        self._on_start = on_start
+        connection: Any = partial(Connection, limits=self._serving.config.limits)
+        super().__init__(
+            uvicorn.Config(
+                app, http=connection, log_config=None, access_log=False, server_header=False, timeout_keep_alive=30,
+                timeout_graceful_shutdown=5, ws="none", lifespan="on", h11_max_incomplete_event_size=64 * 1024,
+            )
+        )  # fmt: skip
         self._deadline: float  # of what runs, by `time.monotonic()`, once the signal has come
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -7,9 +7,9 @@ model's own at the same time.
 import asyncio
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
@@ -22,24 +22,39 @@ from setblock.server.api.token_texts import TokenTexts
 from setblock.server.api.tool_calls import AnswerReader
 from setblock.server.http.errors import bad_request
 from setblock.structure.calls import CallForm, Calls, call_form
-from setblock.structure.compiled import grammars_of
-from setblock.structure.kinds import Structure
+from setblock.structure.compiled import Compiled, grammars_of
+from setblock.structure.kinds import JsonObject, Structure
 
 Made = TypeVar("Made")
 _FORMS = 16  # of a template, by what it is rendered with
-_COMPILE_SECONDS = 1.0  # the largest that are usual take a tenth of it
+_LONG = 32 * 1024  # characters; half a million take a second
+
+
+class _Encoder:
+    """Hold a copy of a tokenizer, and the thread that has it to itself."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def run(self, work: Callable[..., Made], *arguments: Any, **named: Any) -> Made:
+        """Return the result of a function that takes a tokenizer and then these arguments."""
+        call = partial(work, self.tokenizer, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, call)
 
 
 class Codec:
-    """Encode in a separate thread, one prompt at a time, so that a long one delays no stream."""
+    """Encode in separate threads, one for long prompts and one for the others, so that a long one delays neither streams nor
+    short prompts. Forms are compiled in a thread of their own, too."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int] = ()) -> None:
         """Take a tokenizer, and the ids of the tokens that end the model's answers."""
-        self._encoder, self._decoder = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+        self._short, self._long = _Encoder(tokenizer, "tokenizer"), _Encoder(tokenizer, "long-prompts")
+        self._decoder = copy.deepcopy(tokenizer)
         self._tokenizer = tokenizer  # whose grammars the engine asks for
         self._ends = ends
+        self._forms = ThreadPoolExecutor(1, thread_name_prefix="forms")
         self._call_form = lru_cache(_FORMS)(self._found_form)  # by what a chat template is rendered with, as JSON
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self.texts = TokenTexts(self._decoder)
 
     async def encode_chat(
@@ -51,55 +66,67 @@ class Codec:
         """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them, and
         what else the template is rendered with. Raise `ApiError` if the chat template refuses it, or it is no Unicode."""
         try:
-            json.dumps([*messages, tools], ensure_ascii=False).encode()
+            text = json.dumps([*messages, tools], ensure_ascii=False)
+            text.encode()
         except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
             raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
-        given = partial(encode_prompt, self._encoder, messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
-        return await self._in_thread(given, param="messages")
+        with _told("messages"):
+            encoder = self._encoder_for(text)
+            return await encoder.run(encode_prompt, messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
 
     async def check_template_kwargs(self, chat_template_kwargs: Mapping[str, Any]) -> None:
         """Raise `ApiError` if the chat template can't be rendered with them."""
-        checked = partial(check_template_kwargs, self._encoder, chat_template_kwargs)
-        await self._in_thread(checked, param="chat_template_kwargs")
+        with _told("chat_template_kwargs"):
+            await self._short.run(check_template_kwargs, chat_template_kwargs)
 
     async def call_form(self, chat_template_kwargs: Mapping[str, Any]) -> CallForm:
         """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""
-        return await self._in_thread(partial(self._call_form, json.dumps(chat_template_kwargs)), param="tools")
+        with _told("tools"):
+            return await self._short.run(self._form_of, json.dumps(chat_template_kwargs))
 
     def reader(self, calls: Calls | None, *, stop: Sequence[str]) -> Callable[[], AnswerReader] | None:
         """Return what makes the readers of calls in answers, if there may be calls."""
         return None if calls is None else partial(AnswerReader, calls, self._decoder, stop=stop)
 
     async def warm(self) -> None:
-        """Read the vocabulary for grammars, where there is an engine of them. It takes a second in which nothing else runs."""
+        """Read the vocabulary for grammars, where there is an engine of them, and start the process that tries forms."""
         with suppress(SetBlockError):  # reported to those who ask for a form
-            await asyncio.to_thread(grammars_of, self._tokenizer)
+            await asyncio.to_thread(lambda: grammars_of(self._tokenizer).compiled(JsonObject()))
 
-    async def prepare(self, structure: Structure, *, param: str) -> None:
-        """Compile a form in a thread, for the engine to find it. Raise `ApiError` if it is not valid, or too complex."""
-        try:
-            async with asyncio.timeout(_COMPILE_SECONDS):
-                await asyncio.to_thread(lambda: grammars_of(self._tokenizer).matcher(structure))
-        except TimeoutError as error:
-            told = f"{structure.word} is too complex: its grammar takes more than {_COMPILE_SECONDS:g} s to compile"
-            raise bad_request(told, param=param, code="invalid_structure") from error
-        except SetBlockError as error:
-            raise bad_request(str(error), param=param, code="invalid_structure") from error
+    async def prepare(self, structure: Structure, *, param: str) -> Compiled:
+        """Compile a form in a thread. While the result is held, the engine finds it. Raise `ApiError` if the form is not valid,
+        or too complex."""
+        with _told(param, code="invalid_structure"):
+            grammars = grammars_of(self._tokenizer)  # which `warm` has made
+            if (known := grammars.known(structure)) is not None:  # and waits for no other's
+                return known
+            return await asyncio.get_running_loop().run_in_executor(self._forms, grammars.compiled, structure)
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the token ids of a text to continue, or ids as they are. Raise `ApiError` if it is empty or no Unicode."""
-        return await self._in_thread(lambda: encode_prompt(self._encoder, prompt, raw=True), param="prompt")
+        with _told("prompt"):
+            return await self._encoder_for(prompt).run(encode_prompt, prompt, raw=True)
 
     def close(self) -> None:
-        """End its thread."""
-        self._thread.shutdown(cancel_futures=True)
+        """End its threads."""
+        for thread in (self._short.thread, self._long.thread, self._forms):
+            thread.shutdown(cancel_futures=True)
+
+    def _form_of(self, _: PreTrainedTokenizerBase, chat_template_kwargs: str) -> CallForm:
+        return self._call_form(chat_template_kwargs)
 
     def _found_form(self, chat_template_kwargs: str) -> CallForm:
         kwargs, special = json.loads(chat_template_kwargs), grammars_of(self._tokenizer).special
-        return call_form(self._encoder, special, ends=self._ends, chat_template_kwargs=kwargs)
+        return call_form(self._short.tokenizer, special, ends=self._ends, chat_template_kwargs=kwargs)
 
-    async def _in_thread(self, work: Callable[[], Made], *, param: str) -> Made:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except SetBlockError as error:
-            raise bad_request(str(error), param=param) from error
+    def _encoder_for(self, prompt: str | Sequence[int]) -> _Encoder:
+        return self._short if len(prompt) <= _LONG else self._long
+
+
+@contextmanager
+def _told(param: str, *, code: str | None = None) -> Iterator[None]:
+    """Raise a client's mistake as `ApiError`, about this parameter."""
+    try:
+        yield
+    except SetBlockError as error:
+        raise bad_request(str(error), param=param, code=code) from error

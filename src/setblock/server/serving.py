@@ -5,6 +5,7 @@ Knows the engine and OpenAI's objects. Knows nothing of routes.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -36,6 +37,7 @@ class ServerConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
     keys: Keys = field(default_factory=lambda: Keys(()))  # API keys; with none, everyone may come
     hosts: Collection[str] = LOOPBACK_NAMES  # the names by which the server may be called; none for any
+    origins: Collection[str] = ()  # of other sites whose pages may ask, as `origins_of` returns them
     default: DecodingSettings = field(default_factory=DecodingSettings)  # the settings of a request that says nothing
     # What chat templates are rendered with, unless a request says otherwise
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -78,7 +80,8 @@ class Serving:
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
-            await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
+            # Held until the engine has copies of its own
+            _compiled = await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
         try:
             requests = []
             for place, (prompt, sample) in enumerate(product(prompts, range(settings.n))):
@@ -116,6 +119,8 @@ class Reply:
     prompt_tokens: int
     generations: list[Generation | None]
     _last_text: dict[int, float] = field(default_factory=dict, init=False)  # when each answer had some
+    _tokens: Counter[int] = field(default_factory=Counter, init=False)  # of each answer, so far
+    _passes: Counter[int] = field(default_factory=Counter, init=False)
 
     async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
         """Yield the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, the engine
@@ -165,9 +170,12 @@ class Reply:
         """Give up what is not finished, and write down what became of the request."""
         self.serving.worker.give_up(self.places)
         usage = self.usage
+        unfinished = [place for place, each in enumerate(self.generations) if each is None]
         self.account.fields |= {
-            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "num_forwards")},
-            "finish_reasons": [None if each is None else each.finish_reason for each in self.generations],
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": usage["completion_tokens"] + sum(self._tokens[place] for place in unfinished),
+            "num_forwards": usage["num_forwards"] + sum(self._passes[place] for place in unfinished),
+            "finish_reasons": ["cancelled" if each is None else each.finish_reason for each in self.generations],
             "decoding": self.settings.method,
         }
         if self.serving.config.logs_text:
@@ -175,8 +183,11 @@ class Reply:
 
     def _watch(self, place: int, made: Progress) -> None:
         metrics, now = self.serving.metrics, time.perf_counter()
-        if made.event is not None and made.event.revealed:
-            metrics.revealed.observe(len(made.event.revealed))
+        if (event := made.event) is not None:
+            self._tokens[place] += event.answer_end - event.tokens_start
+            self._passes[place] += 1
+            if event.revealed:
+                metrics.revealed.observe(len(event.revealed))
         if made.text:
             if place in self._last_text:
                 metrics.gap_seconds.observe(now - self._last_text[place])

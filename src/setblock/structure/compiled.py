@@ -4,30 +4,31 @@ Knows the engine of grammars, llguidance, and imports it when it is first needed
 a matcher receives is checked: only tokens that may come are given to it.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from setblock.errors import ParameterError, check_installed, prefixed
 from setblock.locks import lock_of
-from setblock.structure.kinds import WRITTEN, Choice, Grammar, JsonObject, JsonSchema, Regex, Structure, parts
+from setblock.structure.compile import compile_form
+from setblock.structure.kinds import Structure
+from setblock.structure.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-KEPT = 256
-"""Compiled grammars of a tokenizer; the one that was not used for longest is given up first."""
-
-_TRIED = 300
-"""Parts of a schema that are looked at, one by one, for the one that is at fault."""
+KEPT = 32
+"""Compiled grammars of a tokenizer; the one that was not used for longest is given up first. Each takes at most the memory that
+the sandbox allows, and ten megabytes that come with its answers."""
 
 _grammars: "WeakKeyDictionary[PreTrainedTokenizerBase, Grammars]" = WeakKeyDictionary()
 _lock = Lock()
@@ -41,17 +42,36 @@ def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
         return _grammars[tokenizer]
 
 
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """Hold a compiled form. While someone holds it, it is found again without being compiled."""
+
+    matcher: "LLMatcher"  # before its first token
+
+
 class Grammars:
     """Keep compiled grammars over one vocabulary. May be asked from several threads."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         check_installed("structured output", "llguidance", extra="structured")
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
         with lock_of(tokenizer), prefixed("structured output is not possible with this model's tokenizer", ValueError):
-            self.vocabulary = from_tokenizer(tokenizer)
+            text = _tokenizer_json(tokenizer)
+            self.vocabulary = LLTokenizer(text, eos_token=tokenizer.eos_token_id)
         self._added = {each.content: token_id for token_id, each in tokenizer.added_tokens_decoder.items()}
-        self._kept = lru_cache(KEPT)(self._compiled)
+        self._sandbox = Sandbox(text, tokenizer.eos_token_id)
+        self._held: WeakValueDictionary[Structure, Compiled] = WeakValueDictionary()
+        self._kept = lru_cache(KEPT)(self._of)
+
+    def compiled(self, structure: Structure) -> Compiled:
+        """Return a form compiled, or raise `ParameterError` if it is not valid, too complex, or one that no text of this
+        vocabulary satisfies. What is refused leaves nothing behind."""
+        return self._kept(structure)
+
+    def known(self, structure: Structure) -> Compiled | None:
+        """Return a form that is compiled already."""
+        return None if self._held.get(structure) is None else self._kept(structure)
 
     @cached_property
     def special(self) -> dict[str, int]:
@@ -61,65 +81,27 @@ class Grammars:
         return {token: token_id for token, token_id in self._added.items() if is_special(token_id)}
 
     def matcher(self, structure: Structure) -> "LLMatcher":
-        """Return a matcher before its first token, the caller's own, or raise `ParameterError` if the form is not valid,
-        too complex, or one that no text of this vocabulary satisfies."""
-        return self._kept(structure).deep_copy()
+        """Return a matcher before its first token, the caller's own. Errors are those of `compiled`."""
+        return self.compiled(structure).matcher.deep_copy()
 
-    def _compiled(self, structure: Structure) -> "LLMatcher":
-        made, fault = self._tried(_grammar_of(structure))
-        if fault:
-            name = structure.word
-            if isinstance(structure, JsonSchema):
-                place, fault = self._at_fault(json.loads(structure.schema), fault)
-                name = f"schema at {place}"
-            raise ParameterError(f"{name} can't be used: {fault}")
+    def _of(self, structure: Structure) -> Compiled:
+        if (held := self._held.get(structure)) is not None:
+            return held
+        if fault := self._sandbox.fault(structure):
+            raise ParameterError(fault)
+        made = self._held[structure] = Compiled(compile_form(self.vocabulary, structure))
         return made
 
-    def _tried(self, grammar: Mapping[str, Any]) -> tuple["LLMatcher", str]:
-        """Return a compiled grammar, and what is wrong with it, if anything."""
-        from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
-        made = LLMatcher(self.vocabulary, json.dumps({"grammars": [grammar]}), log_level=0, limits=limits)
-        if not made.is_error():
-            made.compute_bitmask()
-        fault = " ".join(made.get_error().removesuffix("<non-verbose/>").split())
-        return made, "no text satisfies it" if fault.startswith("NoExtension") else fault
-
-    def _at_fault(self, schema: Any, fault: str) -> tuple[str, str]:
-        """Return the innermost part of a schema that is invalid without the rest: its place, and what is wrong with it."""
-        place, tried = "$", 0
-        shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
-        inner = list(parts(schema, place))
-        while inner:
-            where, part = inner.pop()
-            tried += 1
-            if not isinstance(part, Mapping) or tried > _TRIED:
-                continue
-            _, found = self._tried({"json_schema": {**shared, **part}})
-            if found:
-                place, fault, inner = where, found, list(parts(part, where))
-        return place, fault
-
-
-def _grammar_of(form: Structure) -> Any:
-    """Return a form in llguidance's notation, an item of its `grammars`."""
-    from llguidance import LLMatcher
-
-    match form:
-        case JsonSchema(text):
-            schema = json.loads(text)
-            if isinstance(schema, bool):
-                schema = {} if schema else {"enum": []}
-            return {"json_schema": {**schema, "x-guidance": {**WRITTEN, **schema.get("x-guidance", {})}}}
-        case JsonObject():
-            return {"json_schema": {"type": "object", "x-guidance": WRITTEN}}
-        case Regex(pattern):
-            return json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]
-        case Choice(texts):
-            return {"lark_grammar": f"start: {' | '.join(json.dumps(each, ensure_ascii=False) for each in texts)}"}
-        case Grammar(lark):
-            return {"lark_grammar": lark}
+def _tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a tokenizer as the text of a `tokenizer.json`, with its added tokens; without padding and truncation."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError("only fast tokenizers are supported")
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    text: str = backend.to_str()
+    return text
 
 
 class Matcher:

@@ -17,8 +17,6 @@ MAX_DEPTH = 64
 MAX_VALUES = 1000
 """Of all of a schema's `enum`, together; and of all of its properties."""
 MAX_CHOICES = 1000
-MAX_TARGETS = 200
-"""Places of a schema that are referred to."""
 MAX_COUNT = 10_000
 """Of repetitions in a regular expression."""
 
@@ -174,7 +172,6 @@ def check_schema(schema: Any) -> None:
             f"schema must have keywords of JSON Schema, such as type or properties, and has {', '.join(schema)[:60]}"
         )
     values = properties = 0
-    targets: set[str] = set()
     for place, node in _nodes(schema):
         enum, own = node.get("enum"), node.get("properties")
         values += len(enum) if isinstance(enum, list) else 0
@@ -184,10 +181,6 @@ def check_schema(schema: Any) -> None:
                 raise ParameterError(f"schema must have at most {MAX_VALUES} {what}, and has more at {place}")
         if isinstance(node.get("pattern"), str):
             check_counts(f"pattern of schema at {place}", node["pattern"])
-        if "$ref" in node:
-            targets.add(str(node["$ref"]))
-    if len(targets) > MAX_TARGETS:
-        raise ParameterError(f"schema must refer to at most {MAX_TARGETS} places, not {len(targets)}")
 
 
 def close(schema: Any) -> None:

@@ -59,6 +59,12 @@ def serve(
         panel=SERVER,
         metavar="JSON",
     ),
+    allowed_origins: list[str] | None = optional(
+        "Origin of another site whose pages may ask, such as https://example.com; * for all. Can be repeated. Default: none.",
+        "--allowed-origin",
+        panel=SERVER,
+        metavar="ORIGIN",
+    ),
     log_level: LogLevel = option("info", "Minimum level of the log, which is lines of JSON on stderr.", panel=SERVER),
     log_text: bool = option(False, "Include prompts and answers in the log.", panel=SERVER),
 ) -> None:
@@ -82,7 +88,7 @@ def serve(
     from setblock.model.loading.named import example_prompt
     from setblock.server.app import listen
     from setblock.server.app import serve as run
-    from setblock.server.http.access import LOOPBACK_NAMES, read_keys
+    from setblock.server.http.access import LOOPBACK_NAMES, origins_of, read_keys
     from setblock.server.serving import ServerConfig
 
     is_local = host == "localhost"
@@ -97,6 +103,7 @@ def serve(
     given = vars(limits)
     of_engine = EngineLimits(**{name: given[name] for name in given.keys() & EngineLimits.__dataclass_fields__})
     of_server = ServerLimits(**{name: given[name] for name in given.keys() & ServerLimits.__dataclass_fields__})
+    origins = origins_of(allowed_origins or ())
     bound, url = listen(host, port)
     with bound:
         notice = warn_of_bundled(model)
@@ -111,6 +118,7 @@ def serve(
             limits=of_server,
             keys=keys,
             hosts=(*allowed_hosts, *LOOPBACK_NAMES) if allowed_hosts else LOOPBACK_NAMES if is_local else (),
+            origins=origins,
             default=settings,
             chat_template_kwargs=kwargs,
             logs_text=log_text,

@@ -29,7 +29,7 @@ api = APIRouter(dependencies=[_KEY], responses=DESCRIBED)
 operations = APIRouter()
 
 
-def _serving(request: Request) -> Any:
+async def _serving(request: Request) -> Any:  # in the event loop, and not in a thread of its own
     return request.app.state.serving
 
 
@@ -182,6 +182,7 @@ async def frames(reply: Reply, shape: CompletionShape, head: dict[str, Any], bod
             if (answer := made.generation) is not None:
                 yield frame(shape.nothing(place) | shape.end(place, answer, texts, with_tokens=with_events))
     except ApiError as error:
+        reply.account.fields["error"] = error.code  # the status said that all was well
         yield _frame(error.content())
         return
     if with_usage:

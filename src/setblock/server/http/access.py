@@ -1,4 +1,4 @@
-"""Control what may come in: host names, API keys, how many requests at once, and bodies of bounded size in bounded time.
+"""Control what may come in: host names, origins, API keys, how many requests at once, bodies of bounded size in bounded time.
 
 Knows HTTP. Knows nothing of models.
 """
@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -66,6 +66,16 @@ def host_patterns(hosts: Collection[str]) -> list[str]:
     return [host.lower() for host in hosts] or ["*"]
 
 
+def origins_of(origins: Collection[str]) -> list[str]:
+    """Return the origins whose pages may ask, in small letters. Raise `SetBlockError` if one is none, and not `*`."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin.lower()):
+            raise SetBlockError(
+                f"an allowed origin must be like https://example.com, without a path, or *, not {origin!r}"
+            )
+    return [origin.lower() for origin in origins]
+
+
 class Admission:
     """Count the requests that are being answered, and decide whether more may come."""
 
@@ -74,13 +84,17 @@ class Admission:
         self.is_closed = False
         self._most = most
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        """Hold a place while active, or raise `ApiError` if there is none."""
+    def check(self) -> None:
+        """Raise `ApiError` if there is no place."""
         if self.is_closed:
             raise unavailable()
         if self.active >= self._most:
             raise ApiError(429, f"{self.active} requests are being answered, and no more than that may be at once")
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Hold a place while active, or raise `ApiError` if there is none."""
+        self.check()
         self.active += 1
         try:
             yield
@@ -88,67 +102,112 @@ class Admission:
             self.active -= 1
 
 
+class Bodies:
+    """Read the bodies of requests, each within a time, and only so many at once: if there are more, the one that has taken the
+    longest is given up. So bodies that never end can't keep out those that do."""
+
+    def __init__(self, most: int, limits: ServerLimits) -> None:
+        self._most, self._limits = most, limits
+        self._unfinished: dict[asyncio.Timeout, None] = {}  # in the order in which they began
+
+    async def read(self, receive: Receive) -> bytes:
+        """Return a whole body. Raise `ApiError` if it is too large or too slow, or the client leaves."""
+        loop, seconds = asyncio.get_running_loop(), self._limits.body_seconds
+        if len(self._unfinished) >= self._most:
+            slowest = next(iter(self._unfinished))
+            del self._unfinished[slowest]
+            slowest.reschedule(loop.time())
+        try:
+            async with asyncio.timeout(seconds) as timeout:
+                self._unfinished[timeout] = None
+                try:
+                    return await self._whole(receive)
+                finally:
+                    self._unfinished.pop(timeout, None)
+        except TimeoutError as error:
+            told = (
+                f"the body took more than {seconds:g} seconds to arrive, or was the slowest of more than {self._most}"
+            )
+            raise ApiError(408, told) from error
+
+    async def _whole(self, receive: Receive) -> bytes:
+        most, pieces, size, is_whole = self._limits.max_body_bytes, list[bytes](), 0, False
+        while not is_whole and size <= _DISCARDED * most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "the client has left")
+            pieces.append(message.get("body", b""))
+            size, is_whole = size + len(pieces[-1]), not message.get("more_body", False)
+            if size > most:
+                pieces.clear()
+        if size > most:
+            raise ApiError(413, f"the body must be at most {most} bytes")
+        return b"".join(pieces)
+
+
 _DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
 
 
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives a body that was read already, and then what else comes."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed
+
+
 class AccessControl:
-    """Refuse requests that may not come in, as ASGI middleware. Only what decodes takes a place. Whoever reads a body that is
-    too large, or takes too long, has status 413 or 408 raised."""
+    """Refuse requests that may not come in, as ASGI middleware. Only what decodes takes a place, once its body is there."""
 
     def __init__(
-        self, app: ASGIApp, *, hosts: Collection[str], keys: Keys, admission: Admission, limits: ServerLimits
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str],
+        origins: Collection[str] = (),
+        keys: Keys,
+        admission: Admission,
+        limits: ServerLimits,
     ) -> None:
-        self._app, self._hosts, self._keys, self._admission, self._limits = app, hosts, keys, admission, limits
+        self._app, self._hosts, self._origins, self._keys = app, hosts, origins, keys
+        self._admission, self._bodies = admission, Bodies(limits.max_requests, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        takes_place = scope["path"].startswith(_API) and scope["method"] == "POST"
         try:
             self._check(scope)
-            with self._admission.place() if takes_place else nullcontext():
-                await self._app(scope, self._bounded(receive), send)
+            if not (scope["path"].startswith(_API) and scope["method"] == "POST"):
+                await self._app(scope, receive, send)
+                return
+            self._admission.check()
+            body = await self._bodies.read(receive)
+            with self._admission.place():
+                await self._app(scope, _replayed(body, receive), send)
         except ApiError as error:
             await error.response()(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         # A page elsewhere whose name was made to lead here could otherwise read the answers.
-        host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+        named = headers.get("host", "").lower()
+        host = re.sub(r":\d*$", "", named)
         if not any(host == each or (each.startswith("*") and host.endswith(each[1:])) for each in self._hosts):
             told = f"this server does not answer to the host name {shown(host)}: --allowed-host allows it"
             raise bad_request(told, code="invalid_host")
+        # A browser names the page that asks. One of another site could otherwise make this machine work.
+        origin = headers.get("origin", "").lower()
+        is_own = origin.partition("://")[2] == named
+        if origin and not is_own and not {origin, "*"} & {*self._origins}:
+            told = f"this server does not answer to pages of {shown(origin)}: --allowed-origin allows them"
+            raise ApiError(403, told, code="invalid_origin")
         if self._keys and scope["path"].startswith(_API):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():
                 raise ApiError(401, "an API key is required: Authorization: Bearer KEY")
             if not self._keys.know(key.strip()):
                 raise ApiError(401, "the API key is not one of this server's")
-
-    def _bounded(self, receive: Receive) -> Receive:
-        most, seconds = self._limits.max_body_bytes, self._limits.body_seconds
-        deadline: float | None = asyncio.get_running_loop().time() + seconds
-        size = 0
-
-        async def bounded() -> Message:
-            nonlocal deadline, size
-            try:
-                async with asyncio.timeout_at(deadline):
-                    message = await receive()
-                    size += len(message.get("body", b""))
-                    if size > most:
-                        while message.get("more_body", False) and size <= _DISCARDED * most:
-                            message = await receive()
-                            size += len(message.get("body", b""))
-                        raise ApiError(413, f"the body must be at most {most} bytes")
-            except TimeoutError as error:
-                raise ApiError(408, f"the body took more than {seconds:g} seconds to arrive") from error
-            if deadline is not None and message["type"] == "http.disconnect":
-                raise ApiError(499, "the client has left")
-            if not message.get("more_body", False):
-                deadline = None
-            return message
-
-        return bounded

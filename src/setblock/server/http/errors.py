@@ -21,8 +21,9 @@ _INVALID = "invalid_request_error"
 _OF_STATUS: dict[int, tuple[str, str, str | None, Mapping[str, str]]] = {
     400: ("A parameter is wrong; `param` names it.", _INVALID, "invalid_value", {}),
     401: ("No API key, or none of this server's.", "authentication_error", "invalid_api_key", _NO_KEY),
+    403: ("A page of another site asks; see --allowed-origin.", _INVALID, None, {}),
     404: ("No such model.", _INVALID, None, {}),
-    408: ("The body took too long to arrive.", _INVALID, "timeout", _CLOSE),
+    408: ("The body took too long to arrive, or longer than many others.", _INVALID, "timeout", _CLOSE),
     413: ("The body is too large.", _INVALID, "request_too_large", _CLOSE),
     429: ("No room at the moment; see Retry-After.", "rate_limit_error", "rate_limit_exceeded", _LATER),
     500: ("The model or the server failed.", "server_error", None, {}),

@@ -23,10 +23,11 @@ class ServerLimits:
     """Limit what a server does.
 
     Attributes:
-        max_requests: Maximum number of requests in progress, waiting ones included. Further requests get status 429.
+        max_requests: Maximum number of requests in progress, waiting ones included. Further requests get status 429. As many
+            more may be arriving; if there are more, the slowest gets status 408.
         max_body_bytes: Maximum size of a request body. A larger one gets status 413.
         max_answers: Maximum number of answers of one request: its prompts times `n`.
-        body_seconds: Time limit for receiving a request body, in seconds.
+        body_seconds: Time limit for receiving the head of a request, and for its body, in seconds.
         request_seconds: Time limit for an answer, until the client has read it, in seconds.
         drain_seconds: Time limit for running requests after SIGTERM, in seconds.
     """

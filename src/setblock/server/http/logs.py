@@ -34,13 +34,23 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Write this package's logs, from `level` on, and uvicorn's warnings to stderr."""
+    """Write this package's logs, from `level` on, and the warnings of all others to stderr, each a line of JSON."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
-    for name, least in (("setblock", level.upper()), ("uvicorn", "WARNING")):
-        logs = logging.getLogger(name)
-        logs.handlers, logs.propagate = [handler], False
-        logs.setLevel(least)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    logging.getLogger("setblock").setLevel(level.upper())
+    logging.getLogger("asyncio").addFilter(_is_news)
+    for library in ("uvicorn", "transformers"):  # which may have handlers of their own
+        logs = logging.getLogger(library)
+        logs.handlers, logs.propagate = [], True
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record of asyncio says more than that a client has left: so do the logs of its request."""
+    return record.msg != "socket.send() raised exception."
 
 
 @dataclass
