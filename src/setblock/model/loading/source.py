@@ -89,4 +89,6 @@ def _check_on_hub(source: str) -> None:
         return  # Transformers says more of it
     except Exception as error:  # without a connection, the hub's client raises errors of several libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SetBlockError(f"model {source}: {nowhere}, and the hub can't be asked: {reason}{near(source)}") from error
+        raise SetBlockError(
+            f"model {source}: {nowhere}, and the hub can't be reached (no internet connection?): {reason}{near(source)}"
+        ) from error
