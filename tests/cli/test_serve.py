@@ -65,7 +65,7 @@ def test_the_playground_has_an_example_and_says_what_the_included_model_is(run, 
     outcome = run("serve", "--port", 0)
     run("serve", "--model", sbd_folder, "--port", 0)
     (_, bundled, *_), (_, other, *_) = served
-    assert bundled.notice.startswith("the included model knows word problems only. For a chat model, ")
+    assert bundled.notice.startswith("the included model knows the word problems of one generator only")
     assert bundled.notice in outcome.stderr
     assert bundled.example == serve_command.WORD_PROBLEM
     assert (other.notice, other.example) == (None, None)

@@ -75,7 +75,10 @@ def warn_of_bundled(options: ModelOptions) -> str | None:
         return None
     there = is_fetched(_CHAT_MODEL)
     how = "this machine has one" if there else f"`setblock fetch {_CHAT_MODEL}` downloads one (93 MB)"
-    told = f"the included model knows word problems only. For a chat model, give --model {_CHAT_MODEL}: {how}"
+    told = (
+        "the included model knows the word problems of one generator only: with other names, about half of its answers are "
+        f"wrong. For a chat model, give --model {_CHAT_MODEL}: {how}"
+    )
     print_warning(told)
     return told
 
