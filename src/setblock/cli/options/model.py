@@ -44,7 +44,7 @@ class ModelOptions:
     )
     trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.", is_rare=True)
     quantization: Quantization | None = rare(
-        "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`)."
+        "int8: store the weights of linear layers in eight bits (needs the extra `quantize`)."
     )
     compile: bool = option(
         False,
@@ -142,7 +142,7 @@ class RuntimeOptions(ModelOptions):
     """Hold which model, and who runs it."""
 
     runtime: Literal["transformers", "llama-cpp"] | None = rare(
-        "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
+        "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (needs the extra `llama-cpp`), the "
         "default for GGUF files if it is installed."
     )
     runtime_options: list[str] | None = rare(

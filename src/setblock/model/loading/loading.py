@@ -64,7 +64,7 @@ def load(
         device: the device of the model. The default is a GPU if there is one. `meta`: its weights are not read.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.
         trust_remote_code: run the checkpoint's own code. The default is False.
-        quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
+        quantization: `int8`: weights of linear layers in eight bits, by torchao (the extra `quantize`). Such a
             model can decode, but it cannot be trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an
             adapter can be trained on such a model.
         adapter: a folder with an adapter on the future block of this model: `sbd_adapter` of a checkpoint, one that `setblock
