@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import disable_progress_bars
@@ -87,7 +87,8 @@ def twin(options: argparse.Namespace) -> None:
     start = trained(folder / "start", None, "ntp", steps)
     runs = {name: trained(folder / name, start, name, steps // 2) for name in ("ntp", "sbd")}
     task, rows = task_named(TASK), {}
-    for name, method in (("ntp", "ntp"), ("sbd", "ntp"), ("sbd", "exact")):
+    asked: tuple[tuple[str, Literal["ntp", "exact"]], ...] = (("ntp", "ntp"), ("sbd", "ntp"), ("sbd", "exact"))
+    for name, method in asked:
         settings = DecodingSettings(method=method, drafts="fixed")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NotTrainedForBlocks)  # which the twin is meant to be
@@ -188,15 +189,16 @@ def gamma(options: argparse.Namespace) -> None:
 
 def passes(options: argparse.Namespace) -> None:
     """Time passes of the included model over one token and over blocks, beside the roofline of this machine."""
-    model, at = setblock.load(BUNDLED_MODEL, device="cpu"), {"batch": 1, "kv_length": 256}
+    model, cached = setblock.load(BUNDLED_MODEL, device="cpu"), 256
     actions = {
-        k: timed_passes(model, "one token" if k == 1 else "block", block_size=k, **at)["library"] for k in BLOCKS
+        k: timed_passes(model, "one token" if k == 1 else "block", block_size=k, kv_length=cached)["library"]
+        for k in BLOCKS
     }
     times = interleaved({str(k): action for k, action in actions.items()}, repeats=options.repeats)
     config: Mapping[str, Any] = json.loads((BUNDLED_MODEL / "config.json").read_text())
     hardware = measured_hardware(torch.float32, device=torch.device("cpu"))
     prediction = Prediction(shape=shape_of(config), hardware=hardware, precision=Precision.of("float32"))
-    roofline = [1000 * prediction.seconds(k, outputs=k, **at) for k in BLOCKS]
+    roofline = [1000 * prediction.seconds(k, outputs=k, batch=1, kv_length=cached) for k in BLOCKS]
     measured = [1000 * times[str(k)].median for k in BLOCKS]
     print(f"measured bandwidth {hardware.bandwidth / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
     for k, one, other in zip(BLOCKS, measured, roofline, strict=True):
