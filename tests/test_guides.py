@@ -55,7 +55,7 @@ NOT_RUN = {
     r"vllm serve|ray start": "needs vLLM, in an environment of its own: `make test-vllm`",
     r"torchrun|accelerate launch": "needs several GPUs",
     r"hf upload": "publishes a model on the hub",
-    r"python (experiments|benchmarks)/|make bench": "takes minutes to hours: tests/test_benchmarks.py and others run them in miniature",
+    r"python (experiments|benchmarks)/|make bench": "takes minutes to hours: tests/test_benchmarks.py runs them in miniature",
     r"setblock train .*--dry-run": "reads a config of the hub: tests/training/test_dry_run.py runs it on others",
     r"setblock (export .*--uno|generate .*--adapter)": "needs an adapter of UNO's form: tests/model/adapter/test_uno.py",
     r"setblock train .*flex_attention": "needs a GPU",

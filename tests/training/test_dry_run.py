@@ -201,7 +201,7 @@ def test_a_folder_with_a_config_alone_is_enough(tmp_path: Path) -> None:
     assert "has no tokenizer here, so that rows can't be counted: set training.max_steps" in outcome.stderr
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "HuggingFaceTB/SmolLM2-135M"])
+@pytest.mark.parametrize("name", ["smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"])
 def test_the_roofline_s_table_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     content = yaml.safe_load(recipe_of(tmp_path, "wide").read_text())

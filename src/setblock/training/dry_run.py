@@ -149,7 +149,7 @@ def _start(recipe: Recipe) -> tuple[PretrainedConfig, PreTrainedTokenizerBase | 
     path = recipe.model.path
     if path is None:
         return starting_tokenizer(recipe.model, recipe.data)
-    name = path.rpartition("/")[2].lower()
+    name = path.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")  # of the same sizes
     known = None if Path(path).is_dir() else CONFIGS.get(name)
     if known is None or "/" in path:
         try:
