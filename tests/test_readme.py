@@ -69,7 +69,7 @@ def test_block_runs(block, monkeypatch):
     for command in [block.content] if block.language == "python" else block.commands:
         program, *words = ["python", "-c", command] if block.language == "python" else shlex.split(command)
         if program == "setblock":
-            done = CliRunner().invoke(app, words)
+            done = CliRunner().invoke(app, words, input="Hello\n")  # what `chat` reads
             assert done.exit_code == 0, f"{command}\n{done.output}\n{done.exception!r}"
         else:
             assert program == "python", command

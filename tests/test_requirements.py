@@ -1,14 +1,19 @@
 """pyproject.toml names what the package imports, and requirements-oldest.txt the oldest versions: CI tests what is promised."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from setblock.errors import install_command
 
 ROOT = Path(__file__).parent.parent
 TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -119,4 +124,45 @@ def test_training_says_what_is_missing():
     command = "import sys\nfrom setblock.cli.main import main\nsys.argv[1:] = ['train', 'examples/tiny.yaml']\nmain()"
     done = run_without(command, "accelerate", "datasets")
     assert done.returncode == 1
-    assert done.stderr == "setblock: error: training needs accelerate and datasets: pip install 'setblock[train]'\n"
+    command = install_command("train")
+    assert done.stderr == f"setblock: error: training needs accelerate and datasets: {command}\n"
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'setblock[serve]'"),
+        ({"url": "file:///home/ann/my%20clone", "dir_info": {}}, "pip install '/home/ann/my clone[serve]'"),
+        ({"url": "file:///c", "dir_info": {"editable": True}}, "pip install -e '/c[serve]'"),
+        ({"url": "file:///c/setblock-1-py3-none-any.whl"}, "pip install '/c/setblock-1-py3-none-any.whl[serve]'"),
+        (
+            {"url": "https://host/ann/setblock", "vcs_info": {"vcs": "git", "commit_id": "1"}},
+            "pip install 'setblock[serve] @ git+https://host/ann/setblock'",
+        ),
+        ({"url": "https://host/setblock.whl"}, "pip install 'setblock[serve] @ https://host/setblock.whl'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came(monkeypatch, origin, command):
+    class Recorded:
+        def read_text(self, name):
+            assert name == "direct_url.json"
+            return None if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr("setblock.errors.distribution", lambda name: Recorded())
+    assert install_command("serve") == command
+
+
+def test_a_source_tree_that_was_never_installed_names_the_index(monkeypatch):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("setblock.errors.distribution", missing)
+    assert install_command("serve") == "pip install 'setblock[serve]'"
+
+
+def test_pages_install_from_a_clone():
+    """As long as no index has the package."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.yaml")]
+    assert [page.name for page in pages if re.search(r"pip\s+install '?setblock", page.read_text())] == []
+    code = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.jinja")]
+    assert [path.name for path in code if re.search(r"pip install \S*setblock", path.read_text())] == []

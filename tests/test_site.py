@@ -100,7 +100,6 @@ def test_command_line_has_every_option():
     page = hook("command_line")["page"]()
     group = typer.main.get_command(app)
     assert "generate" in group.commands
-    assert "'setblock[quantize]'" in page
     assert "<code>--dtype &lt;auto&#124;float32" in page
     assert "[[PROMPT]]" not in page
     assert "## setblock trace" not in page  # which is gone

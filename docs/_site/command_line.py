@@ -54,8 +54,8 @@ def row(names: str, text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that can be in a table, without the terminal's escapes of brackets."""
-    return escape(" ".join(text.split()).replace("\\[", "["), quote=False).replace("|", "&#124;")
+    """Return text that can be in a table."""
+    return escape(" ".join(text.split()), quote=False).replace("|", "&#124;")
 
 
 def paragraphs(text: str | None) -> str:

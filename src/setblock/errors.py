@@ -1,13 +1,18 @@
 """Define the exception for a user's mistake, and the base class of the library's warnings."""
 
 import difflib
+import json
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 
 class SetBlockError(ValueError):
@@ -136,4 +141,21 @@ def check_length(name: str, text: str) -> None:
 def check_installed(what: str, *packages: str, extra: str = "train") -> None:
     """Raise `SetBlockError` if a package that something needs, one of an extra, is not installed."""
     if missing := [each for each in packages if find_spec(each) is None]:
-        raise SetBlockError(f"{what} needs {' and '.join(missing)}: pip install 'setblock[{extra}]'")
+        raise SetBlockError(f"{what} needs {' and '.join(missing)}: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds the packages of an extra to this installation: from where pip had the package, a clone,
+    an archive or a repository (PEP 610 records that), else from the package index."""
+    try:
+        recorded = distribution("setblock").read_text("direct_url.json")
+    except PackageNotFoundError:  # as with a source tree on Python's path
+        recorded = None
+    origin = json.loads(recorded or "{}")
+    url, name = urlsplit(origin.get("url", "")), f"setblock[{extra}]"
+    if url.scheme == "file":
+        name = f"{url2pathname(url.path)}[{extra}]"
+    elif url.scheme:
+        name += f" @ {origin['vcs_info']['vcs']}+{url.geturl()}" if "vcs_info" in origin else f" @ {url.geturl()}"
+    flag = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {flag}{shlex.quote(name)}"

@@ -79,3 +79,12 @@ def ntp_folder(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreT
 @pytest.fixture
 def copied(sbd_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sbd_folder, tmp_path / "copied"))
+
+
+@pytest.fixture
+def chat_folder(copied: Path) -> Path:
+    """A model whose template writes every message."""
+    (copied / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
+    )
+    return copied

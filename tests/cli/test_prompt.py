@@ -15,15 +15,6 @@ CHAT = [{"role": "system", "content": "Count."}, {"role": "user", "content": "To
 SHORT = ("--max-new-tokens", 8, "--json")
 
 
-@pytest.fixture
-def chat_folder(copied):
-    """A model whose template writes every message."""
-    (copied / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
-    )
-    return copied
-
-
 def texts(command, result):
     """The texts of a command's JSON that must be plain decoding's."""
     return {result["ntp"]["text"], result["exact"]["text"]} if command == "compare" else {result["text"]}
@@ -64,6 +55,20 @@ def test_what_does_not_go_together(run, command, arguments, said):
     assert (said or "PROMPT is missing: give a text") in outcome.message
 
 
+@pytest.mark.parametrize("command", ["generate", "compare"])
+def test_a_prompt_that_names_a_file_hints_at_what_is_in_it(run, sbd_folder, tmp_path, command):
+    path = tmp_path / "my question.txt"
+    plain = run(command, path, "--model", sbd_folder, *SHORT)
+    assert plain.stderr == ""
+    path.write_text("Tom has 5 pens.")
+    outcome = run(command, path, "--model", sbd_folder, *SHORT)
+    said = f"setblock: PROMPT is a text, and {path} a file, too: to answer what is in it, give - < '{path}'"
+    assert outcome.message == said
+    assert texts(command, json.loads(outcome.stdout)) == texts(command, json.loads(plain.stdout))
+    for other in ("a\0b", "x" * 5000):  # which no file can be called
+        assert "is a text" not in run(command, other, "--model", sbd_folder, *SHORT).stderr
+
+
 def test_a_file_of_prompts_has_its_own_messages(run, tmp_path):
     outcome = run("generate", "--input", "a.jsonl", "--output", "b.jsonl", "--system", "c")
     assert outcome.code == 2
@@ -73,7 +78,9 @@ def test_a_file_of_prompts_has_its_own_messages(run, tmp_path):
 @pytest.mark.parametrize("fetched", [True, False])
 def test_the_included_model_warns_of_what_it_is(run, monkeypatch, tmp_path, fetched):
     monkeypatch.setattr("setblock.cli.options.model.is_fetched", lambda name: fetched)
-    said = "setblock: warning: the included model knows word problems only. For a chat model, give --model smollm2: "
+    said = "setblock: warning: the included model knows the word problems of one generator only: "
+    said += "with other names, about half of its answers are wrong. "
+    said += "For a chat model, give --model smollm2: "
     said += "this machine has one" if fetched else "`setblock fetch smollm2` downloads one (93 MB)"
     for command in ("generate", "compare", "generate --trace"):
         assert run(*command.split(), "Hello", *SHORT).message == said

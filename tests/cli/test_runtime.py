@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import setblock.integrations.llama_cpp.library as library
+from setblock.errors import install_command
 from setblock.export.gguf_file import write_gguf
 from setblock.model.loading.loading import load
 
@@ -121,7 +122,7 @@ def test_without_llama_cpp(run, file, monkeypatch):
     library.library.cache_clear()
     outcome = run("generate", QUESTION, "--model", file, "--runtime", "llama-cpp")
     assert outcome.code == 1
-    assert "pip install 'setblock[llama-cpp]'" in outcome.message
+    assert install_command("llama-cpp") in outcome.message
     assert run("generate", QUESTION, "--model", file, *LENGTH).code == 0  # by Transformers
 
 

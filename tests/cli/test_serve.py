@@ -8,6 +8,7 @@ from setblock.cli.answering import serve as serve_command
 from setblock.decoding.samplers import Factor
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.limits import EngineLimits
+from setblock.errors import install_command
 from setblock.server.http.limits import ServerLimits
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
@@ -34,7 +35,7 @@ def test_without_the_extra_it_says_what_to_install(run, monkeypatch):
     outcome = run("serve")
     assert outcome.code == 1
     assert outcome.message == (
-        "setblock: error: setblock serve needs fastapi and uvicorn and prometheus_client: pip install 'setblock[serve]'"
+        f"setblock: error: setblock serve needs fastapi and uvicorn and prometheus_client: {install_command('serve')}"
     )
 
 
@@ -65,7 +66,7 @@ def test_the_playground_has_an_example_and_says_what_the_included_model_is(run, 
     outcome = run("serve", "--port", 0)
     run("serve", "--model", sbd_folder, "--port", 0)
     (_, bundled, *_), (_, other, *_) = served
-    assert bundled.notice.startswith("the included model knows word problems only. For a chat model, ")
+    assert bundled.notice.startswith("the included model knows the word problems of one generator only")
     assert bundled.notice in outcome.stderr
     assert bundled.example == serve_command.WORD_PROBLEM
     assert (other.notice, other.example) == (None, None)

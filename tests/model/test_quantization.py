@@ -1,5 +1,6 @@
 """A model in int8 decodes by every method, and can't be trained or saved."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from conftest import TEXTS
 from families import tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, install_command
 from setblock.model.loading.loading import load
 from setblock.model.weights import quantize
 
@@ -63,5 +64,5 @@ def test_quantized_weights_are_not_trained_or_saved(checkpoint: Path, tmp_path: 
 
 def test_says_what_to_install(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(SetBlockError, match=r"pip install 'setblock\[quantize\]'"):
+    with pytest.raises(SetBlockError, match=re.escape(install_command("quantize"))):
         load(checkpoint, quantization="int8")

@@ -149,6 +149,38 @@ def test_a_comparison_from_the_sample_to_its_replay(browser, bundled, tmp_path, 
         assert picture.stat().st_size > 10_000
 
 
+SCROLLED = """[...document.querySelectorAll("*")].filter(each => each.scrollHeight > each.clientHeight + 1
+    && ["auto", "scroll"].includes(getComputedStyle(each).overflowY)).map(each => each.id || each.className)"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_table_of_passes_crosses_out_what_was_discarded(browser, bundled, width):
+    with opened(browser, bundled, width=width) as page:
+        page.locator("#prompt").fill(PROBLEM.replace("Ben", "Priya"))  # a name that it never saw: drafts are wrong
+        page.locator("#go").click()
+        page.locator(".verdict b").wait_for()
+        answered(page)
+        for each in page.locator("details.passes > summary").all():
+            each.click()
+        mine = page.locator(".answer").first
+        tokens = int(re.search(r"(\d+) tokens", mine.locator("h3 span").inner_text())[1])
+        assert mine.locator("td .rejected").count() > 0
+        kept = mine.locator("td span:not(.rejected)").all_text_contents()
+        assert len(kept) == tokens
+        text = mine.locator(".tokens").inner_text().removesuffix("end")
+        assert "".join("".join(kept[:-1]).split()) == "".join(text.split())
+        assert mine.locator(".token.rejected").count() == 0
+        slider, shown = page.get_by_role("slider", name="Pass"), []
+        for number in range(int(slider.get_attribute("max"))):
+            slider.fill(str(number))
+            shown.append(mine.locator(".token.rejected").count())
+        assert max(shown) > 0
+        # Words stay whole, and the page alone scrolls
+        row, heads = page.locator(".passes tbody tr").first, page.locator(".passes thead th").all()
+        assert all(head.bounding_box()["height"] < 1.5 * row.bounding_box()["height"] for head in heads)
+        assert page.evaluate(SCROLLED) == []
+
+
 def test_enter_sends_and_shift_enter_begins_a_line(browser, bundled):
     with opened(browser, bundled) as page:
         bodies = asks(page)

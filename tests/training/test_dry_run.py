@@ -15,7 +15,7 @@ from families import tiny_model
 from setblock.cli.app import app
 from setblock.data.tokenizer import train_tokenizer
 from setblock.model.attention.document_attention import document_attention
-from setblock.training.dry_run import _inputs, dry_run
+from setblock.training.dry_run import RowSample, _rows, dry_run
 from setblock.training.loss.forward import SplitHead, training_loss
 from setblock.training.recipe import load_recipe
 from setblock.training.run.train import context_length_of, prepared_model, starting_tokenizer
@@ -54,13 +54,17 @@ def recipe_of(folder: Path, size: str, **training: Any) -> Path:
 def measured(path: Path) -> int:
     """The most bytes that a second step holds, by the allocations and frees that the profiler records."""
     recipe, args = load_recipe(path)
-    config, _ = starting_tokenizer(recipe.model, recipe.data)
+    config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     sbd = prepared_model(recipe, args)
     model = sbd.model.train()
     if args.activation_checkpointing:
         model.activation_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters())
-    inputs = _inputs(args, rows=args.per_device_train_batch_size, length=256, context_length=context_length_of(config))
+    context = context_length_of(config)
+    rows = _rows(recipe, tokenizer, context, are_counted=False)
+    inputs = RowSample.of(recipe, args, rows, context_length=context).largest(
+        args, batch=args.per_device_train_batch_size
+    )
     head = SplitHead(model.get_output_embeddings(), lambda logits: logits)
 
     def step() -> None:
@@ -100,6 +104,7 @@ def test_an_adapter_on_the_future_block_is_sharded_like_all_else(tmp_path: Path)
     tokenizer.save_pretrained(tmp_path / "model")
     content = yaml.safe_load(recipe_of(tmp_path, "deep").read_text())
     content |= {"model": {"path": str(tmp_path / "model")}, "adapter": {"r": 8, "only_noisy": True}}
+    content["data"]["row_length"] = 512
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(content))
     recipe, args = load_recipe(path)
@@ -151,6 +156,78 @@ def test_the_command(tmp_path: Path) -> None:
     assert one["seconds"] == pytest.approx(eight["seconds"])
     assert eight["peak"]["optimizer"] == pytest.approx(one["peak"]["optimizer"] / 8, rel=0.05)
     refused = run("--gpus", "1", "--memory", "0.001")
-    assert "days at 40% of the peak of h100" in refused.stdout
+    assert "time on 1 GPU, h100, at 40% of the peak" in refused.stdout
     assert refused.exit_code == 1
     assert "more than the 0.0 GiB that there are: set training.activation_checkpointing: true" in refused.stderr
+
+
+def figures(*arguments: str) -> Any:
+    outcome = CliRunner().invoke(app, ["train", *arguments, "--dry-run", "--json"])
+    assert outcome.exit_code == 0, outcome.output
+    return json.loads(outcome.stdout)
+
+
+def test_rows_are_as_long_as_the_data(tmp_path: Path) -> None:
+    """Without packing a row is a document, whatever the context has room for."""
+    path = recipe_of(tmp_path, "wide", max_steps=-1, num_train_epochs=2)
+    content = yaml.safe_load(path.read_text())
+    texts = [{"text": "a b c " * 5}] * 6 + [{"text": "a b c " * 60}] * 2
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    content["data"] = {"source": str(tmp_path / "texts.jsonl"), "loss_on": "all"}
+    path.write_text(yaml.safe_dump(content))
+    recipe, _ = load_recipe(path)
+    _, tokenizer = starting_tokenizer(recipe.model, recipe.data)
+    lengths = [len(tokenizer(each["text"]).input_ids) + 1 for each in texts]  # an end of text
+    found = figures(str(path))
+    assert (found["reads_data"], found["rows"], found["steps"]) == (True, 16, 8)
+    assert found["tokens"] == pytest.approx(2 * sum(lengths), abs=2 * len(lengths))
+    longest = 2 * max(lengths)
+    assert longest <= found["pass_tokens"] <= 3 * longest, "two long rows, and their noisy tokens"
+    one = figures(str(path), "--set", "training.per_device_train_batch_size=1")
+    assert one["operations"] == pytest.approx(found["operations"])
+
+
+def test_a_folder_with_a_config_alone_is_enough(tmp_path: Path) -> None:
+    model = tiny_model("llama", vocab_size=300, max_position_embeddings=512, **SIZES["wide"])
+    model.config.save_pretrained(tmp_path / "model")
+    content = yaml.safe_load(recipe_of(tmp_path, "wide").read_text())
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content | {"model": {"path": str(tmp_path / "model")}}))
+    found = figures(str(path))
+    assert (found["parameters"], found["reads_data"]) == (model.num_parameters(), False)
+    assert found["tokens"] == 10 * 2 * 256
+    outcome = CliRunner().invoke(app, ["train", str(path), "--dry-run", "--set", "training.max_steps=-1"])
+    assert outcome.exit_code == 1
+    assert "has no tokenizer here, so that rows can't be counted: set training.max_steps" in outcome.stderr
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_the_roofline_s_table_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    content = yaml.safe_load(recipe_of(tmp_path, "wide").read_text())
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content | {"model": {"path": name}}))
+    outcome = CliRunner().invoke(app, ["train", str(path), "--dry-run", "--json"])
+    assert json.loads(outcome.stdout)["parameters"] == 134_515_008
+    assert ("the sizes are those of smollm2-135m in the roofline's table" in outcome.stderr) == ("/" in name)
+    del content["data"]["row_length"]
+    path.write_text(yaml.safe_dump(content | {"model": {"path": name}}))
+    outcome = CliRunner().invoke(app, ["train", str(path), "--dry-run"])
+    assert "how long rows are can't be known without the data: set data.row_length" in outcome.stderr
+
+
+def test_what_is_printed_is_for_the_hardware_that_was_named(tmp_path: Path) -> None:
+    path = str(recipe_of(tmp_path, "wide"))
+    h100, l4 = figures(path), figures(path, "--hardware", "l4")
+    assert l4["seconds"] / h100["seconds"] == pytest.approx(67 / 30.3)
+    own = figures(path, "--hardware", "l4", "--peak", "67")
+    assert own["seconds"] == pytest.approx(h100["seconds"])
+    # With so little of the peak that it takes minutes
+    peak = f"{h100['seconds'] * 67 / 600:.12f}"
+    told = CliRunner().invoke(app, ["train", path, "--dry-run", "--hardware", "l4", "--peak", peak]).stdout
+    line = next(line for line in told.splitlines() if "time on" in line)
+    assert line.split() == "time on 1 GPU, l4 (own figures), at 40% of the peak 10.0 minutes".split()
+    assert "GiB of a GPU, of 22" in told
+    left_out = told.partition("Left out:\n")[2].strip().splitlines()
+    assert len(left_out) == 3
+    assert all(each.startswith("- ") for each in left_out)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from setblock.cli.answering.chat import chat
 from setblock.cli.answering.compare import compare
 from setblock.cli.answering.generate import generate
 from setblock.cli.answering.serve import serve
@@ -66,7 +67,7 @@ def _setblock(
     """Set Block Decoding: several tokens per forward pass from any Hugging Face causal LM."""
 
 
-for command in (generate, compare, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
+for command in (generate, chat, compare, evaluate, sweep, calibrate, train, merge, export, fetch, serve, roofline):
     app.command()(with_option_groups(command))
 
 

@@ -70,8 +70,8 @@ def export(
     ),
     weights: Literal[CacheType, KQuant] = option(
         "f16",
-        "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (pip install "
-        "'setblock\\[llama-cpp]').",
+        "Type of the stored matrices, by llama.cpp's names. Types with a k in their names need llama.cpp (the "
+        "extra `llama-cpp`).",
         "--type",
     ),
     as_json: bool = JSON,

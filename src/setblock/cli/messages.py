@@ -131,7 +131,7 @@ def slow_steps_named() -> Iterator[None]:
 def silence_early() -> None:
     """Keep libraries' warnings, which a user can't fix, off the screen, and tqdm's bars where stderr is no terminal. To be
     called before anything heavy is imported."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when it is imported
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from setblock.errors import SetBlockError, warn
+from setblock.errors import SetBlockError, install_command, warn
 
 Quantization = Literal["int8", "nf4"]
 
@@ -35,7 +35,7 @@ def quantize(model: PreTrainedModel) -> None:
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
     except ImportError as error:  # also where an old one lacks these
-        raise SetBlockError("quantising to int8 needs torchao: pip install 'setblock[quantize]'") from error
+        raise SetBlockError(f"quantising to int8 needs torchao: {install_command('quantize')}") from error
 
     # Inductor's own settings are left alone: they hold for all models of a process.
     quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))

@@ -1,51 +1,62 @@
 """Say what a training would need, without weights and without a GPU: memory by kind, disk, operations, days.
 
-Knows recipes, and PyTorch's fake tensors, which have shapes and no storage: one step runs through `training_loss`, as the
-trainer's would, and what is alive is counted. What FSDP2 holds besides follows from how it spreads weights. Knows data sheets
-only by the peak that it is given.
+Knows recipes, the rows of their data, and PyTorch's fake tensors, which have shapes and no storage: one step runs through
+`training_loss`, as the trainer's would, and what is alive is counted. What FSDP2 holds besides follows from how it spreads
+weights. Knows data sheets only by the peak that it is given.
 """
 
 import math
+import statistics
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from setblock.data.corpus.corpus import DocumentLimits
+from setblock.data.corpus.corpus import CorpusRows, DocumentLimits
 from setblock.data.corpus.tokenised import rows_of
-from setblock.data.texts.records import check_texts
-from setblock.errors import SetBlockError
+from setblock.data.packing import RowDataset, as_batch
+from setblock.data.tasks import is_task
+from setblock.data.texts.records import check_texts, local_files
+from setblock.data.tokenizer import train_tokenizer
+from setblock.errors import SetBlockError, warn
 from setblock.model.attention.attention import LAYERED
 from setblock.model.attention.document_attention import document_attention
+from setblock.model.loading.loading import has_tokenizer, load_config
 from setblock.model.sbd_model import SBDModel
+from setblock.roofline.shape import CONFIGS
 from setblock.training.adapter import add_adapter, frozen_half
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import SplitHead, training_loss
 from setblock.training.recipe import Recipe
-from setblock.training.run.train import context_length_of, starting_tokenizer
+from setblock.training.run.train import NO_LIMIT, context_length_of, starting_tokenizer
 from setblock.training.trainer.metrics import TokenCost
 
 DOCUMENT_LENGTH = 1024
-"""Tokens of the documents that fill the rows of the step."""
+"""Tokens of the documents that fill the rows, where the data are not read."""
+
+_SAMPLE = 64  # rows that stand for all
 
 LEFT_OUT = (
     "memory that the allocator can't use (allow a tenth), kernels' own scratch memory and NCCL's buffers",
     "the optimizer's temporaries, about the size of the gradients, while there are no activations",
     "what attention computes between tokens, layers that are run again, evaluations and waiting for data, in the time",
-    f"the lengths of your documents: rows are full of documents of {DOCUMENT_LENGTH:,} tokens that carry loss all over",
 )
+NOT_READ = f"the lengths of your documents: rows are taken to be full of documents of {DOCUMENT_LENGTH:,} tokens, all with loss"
+"""Left out, too, where the data are not read."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +66,10 @@ class Estimate:
     parameters: int  # how many there are
     trained: int  # how many of them are trained
     rows: int  # of the whole training, as the following two
-    tokens: int  # at most: as if rows were full
+    tokens: int  # as if rows were full, unless `reads_data`
     steps: int
-    pass_tokens: int  # clean and noisy tokens of one pass of one GPU
+    reads_data: bool  # whether the rows are those of the recipe's data
+    pass_tokens: int  # clean and noisy tokens of the largest pass of one GPU
     peak: Mapping[str, int]  # the most memory that a GPU holds, by kind
     host: int  # memory of a machine while one of its processes loads the weights
     checkpoint: int  # one on disk
@@ -85,18 +97,17 @@ def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
 
 def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: float) -> Estimate:
     """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer. `peak` is that of
-    one, in operations per second, of which a `share` in 0..1 is reached. Raise `SetBlockError` if the model's config can't be
-    read, a file of the data is not there, or the tokenised data are not this recipe's."""
+    one, in operations per second, of which a `share` in 0..1 is reached. The lengths of rows are read where that needs no
+    download, or their number is needed. Raise `SetBlockError` if the model's config can't be read, a file of the data is not
+    there, or the tokenised data are not this recipe's."""
     # 1. What is trained, and on what
     if recipe.data.tokenised is None:
         check_texts(recipe.data)  # at once: the rest may take long
-    config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
-    context, steps, rows = context_length_of(config), args.max_steps, 0
-    if steps <= 0 or recipe.data.tokenised is not None:
-        rows = len(rows_of(recipe.data, tokenizer, DocumentLimits(context))["train"])
-    length = min(recipe.data.row_length or context, context)
-    batch = args.per_device_train_batch_size
-    inputs = _inputs(args, rows=batch, length=length, context_length=context)
+    config, tokenizer = _start(recipe)
+    context, steps, batch = context_length_of(config), args.max_steps, args.per_device_train_batch_size
+    rows = _rows(recipe, tokenizer, context, are_counted=steps <= 0)
+    sample = RowSample.of(recipe, args, rows, context_length=context)
+    inputs = sample.largest(args, batch=batch)
 
     # 2. One step on fake tensors
     model = _model(recipe, args, config, tokenizer)
@@ -109,8 +120,9 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
             f"training.global_batch_size must be a multiple of {batch * gpus} ({gpus} GPUs x {batch}), not {a_step}"
         )
     if steps <= 0:
-        steps = math.ceil(rows * args.num_train_epochs / a_step)
-    operations = float(TokenCost(model).of(inputs)) * (a_step // batch) * steps
+        assert rows is not None
+        steps = math.ceil(len(rows) * args.num_train_epochs / a_step)
+    operations = sample.mean_cost(TokenCost(model)) * a_step * steps
     weight_bytes = 2 if recipe.adapter is not None else 4
     checkpoint = trained * 4 * (1 if args.save_only_model else 3)
     kept = args.save_total_limit or (steps // int(args.save_steps) if args.save_steps >= 1 else 1)
@@ -118,8 +130,9 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
         parameters=everything,
         trained=trained,
         rows=steps * a_step,
-        tokens=steps * a_step * length,
+        tokens=round(steps * a_step * sample.mean_tokens),
         steps=steps,
+        reads_data=rows is not None,
         pass_tokens=inputs.clean_tokens + inputs.noisy_tokens,
         peak=_peak(model, args, inputs, gpus),
         host=everything * weight_bytes,
@@ -130,23 +143,111 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     )
 
 
-def _inputs(args: SBDConfig, *, rows: int, length: int, context_length: int) -> TrainingInputs:
-    """Return the inputs of a pass over full rows, at the largest block size."""
-    places = torch.arange(length).expand(rows, -1)
-    batch = dict.fromkeys(("input_ids", "labels"), torch.zeros_like(places))
-    batch |= {"position_ids": places % DOCUMENT_LENGTH, "document_ids": places // DOCUMENT_LENGTH}
-    batch["row_ids"] = torch.arange(rows)
+def _start(recipe: Recipe) -> tuple[PretrainedConfig, PreTrainedTokenizerBase | None]:
+    """Return the config of the model a recipe starts from, and its tokenizer; None where there is a config alone: in a folder,
+    or in the table of the roofline, which also stands in for a hub that does not give a model."""
+    path = recipe.model.path
+    if path is None:
+        return starting_tokenizer(recipe.model, recipe.data)
+    name = path.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")  # of the same sizes
+    known = None if Path(path).is_dir() else CONFIGS.get(name)
+    if known is None or "/" in path:
+        try:
+            if not has_tokenizer(path):
+                return load_config(path), None
+            return starting_tokenizer(recipe.model, recipe.data)
+        except SetBlockError as error:
+            if known is None:
+                raise
+            warn(f"{error}; the sizes are those of {name} in the roofline's table")
+    assert known is not None
+    return AutoConfig.for_model(**known, max_position_embeddings=NO_LIMIT), None
+
+
+def _rows(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None, context_length: int, *, are_counted: bool
+) -> CorpusRows | None:
+    """Return the rows to train on; None where they can't be read, or need a download and their number is not needed."""
+    sources = [each.source for own in recipe.data.parts.values() for each in own.sources]
+    is_here = recipe.data.tokenised is not None or all(
+        is_task(each) or local_files(each) is not None for each in sources
+    )
+    if tokenizer is None:
+        if are_counted:
+            raise SetBlockError(
+                f"model {recipe.model.path} has no tokenizer here, so that rows can't be counted: set training.max_steps"
+            )
+        return None
+    return rows_of(recipe.data, tokenizer, DocumentLimits(context_length))["train"] if is_here or are_counted else None
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Hold the inputs of rows that stand for all, each alone, and their batches."""
+
+    rows: list[dict[str, Tensor]]  # items of a `RowDataset`
+    alone: list[TrainingInputs]  # at the largest block size
+    is_average: list[bool]  # whether a row was drawn evenly, or because it is long
+    context_length: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, args: SBDConfig, rows: CorpusRows | None, *, context_length: int) -> "RowSample":
+        """Return rows evenly from all, and as many of the longest as a pass has; or rows that are full, if there are none."""
+        batch = args.per_device_train_batch_size
+        if rows is None:
+            length = min(recipe.data.row_length or context_length, context_length)
+            if length == NO_LIMIT:
+                raise SetBlockError("how long rows are can't be known without the data: set data.row_length")
+            items = [_full_row(length) | {"row_ids": torch.tensor(number)} for number in range(batch)]
+            is_average = [True] * batch
+        else:
+            evenly = np.unique(np.linspace(0, len(rows) - 1, num=min(_SAMPLE, len(rows))).astype(int))
+            longest = np.argsort(np.add.reduceat(rows.lengths, rows.starts[:-1]), kind="stable")[-batch:]
+            data = RowDataset(rows)
+            items = [data[int(index)] for index in (*evenly, *longest)]
+            is_average = [True] * len(evenly) + [False] * len(longest)
+        alone = [_inputs(args, [each], context_length=context_length) for each in items]
+        return cls(items, alone, is_average, context_length)
+
+    def largest(self, args: SBDConfig, *, batch: int) -> TrainingInputs:
+        """Return the inputs of a pass over the rows with most tokens, noisy ones counted."""
+        sizes = [each.clean_tokens + each.noisy_tokens for each in self.alone]
+        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        return _inputs(args, [self.rows[number] for number in order[:batch]], context_length=self.context_length)
+
+    def mean_cost(self, cost: TokenCost) -> float:
+        """Return the operations of a row."""
+        return self._mean([cost.of(each) for each in self.alone])
+
+    @property
+    def mean_tokens(self) -> float:
+        """Return the tokens of a row, without padding and noisy ones."""
+        return self._mean([int((each["document_ids"] >= 0).sum()) for each in self.rows])
+
+    def _mean(self, values: list[int]) -> float:
+        return statistics.mean(value for value, counts in zip(values, self.is_average, strict=True) if counts)
+
+
+def _full_row(length: int) -> dict[str, Tensor]:
+    places = torch.arange(length)
+    empty = dict.fromkeys(("input_ids", "labels"), torch.zeros_like(places))
+    return empty | {"position_ids": places % DOCUMENT_LENGTH, "document_ids": places // DOCUMENT_LENGTH}
+
+
+def _inputs(args: SBDConfig, rows: list[dict[str, Tensor]], *, context_length: int) -> TrainingInputs:
+    """Return the inputs of a pass over rows, at the largest block size."""
     collator = SBDCollator(args, noise_ids=range(1, 2), end_of_text_id=0, context_length=context_length, is_flat=True)
-    return collator.inputs(batch, step=0, block_size=max(args.block_sizes))
+    return collator.inputs(as_batch(rows, pad_token_id=0), step=0, block_size=max(args.block_sizes))
 
 
-def _model(recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _model(recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> Any:
     """Return the model to train."""
     dtype = getattr(torch, recipe.model.dtype or ("float32" if recipe.adapter is None else "bfloat16"))
     # Flex attention needs a GPU; PyTorch's SDPA holds as much, by documents.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         if recipe.adapter is not None:
+            tokenizer = tokenizer or train_tokenizer([], vocab_size=261)  # no text is encoded
             add_adapter(SBDModel(model, tokenizer), recipe.adapter)
     if args.gradient_checkpointing or args.activation_checkpointing:
         model.activation_checkpointing_enable()

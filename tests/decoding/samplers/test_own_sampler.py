@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import runpy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import given
 
 from decoding.samplers.cases import EXAMPLES, FOLDER, KINDS, Passes, passes, run
 from setblock.cli.app import app
-from setblock.decoding.samplers import SAMPLERS, Sampler
+from setblock.decoding.samplers import SAMPLERS, BlockView, Sampler
 
 ROOT = Path(__file__).parents[3]
 PROMPT = "Ben has 30 cards. Ben loses 9 of them. How many cards does Ben have now?"
@@ -22,26 +23,27 @@ PAGE = (ROOT / "docs" / "samplers.md").read_text()
 
 
 def shown() -> dict[str, type[Any]]:
-    """What the example adds to `SAMPLERS`, which afterwards is as before, and the class of the page."""
+    """What the example adds to `SAMPLERS`, which afterwards is as before, and the classes of the page."""
     before = dict(SAMPLERS)
     runpy.run_path(str(ROOT / "examples" / "own_sampler.py"))
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "def select" in block)
     page: dict[str, Any] = {"__name__": "docs"}
-    exec(compile(code, "docs/samplers.md", "exec"), page)
+    for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
+        if "def select" in code:
+            exec(compile(code, "docs/samplers.md", "exec"), page)
     added = {name: kind for name, kind in SAMPLERS.items() if name not in before}
     for name in added:
         del SAMPLERS[name]
-    return added | {"clear": page["Clear"]}
+    return added | {"clear": page["Clear"], "steady": page["Steady"]}
 
 
 SHOWN = shown()
 
 
 def test_they_have_names() -> None:
-    assert set(SHOWN) == {"certain", "clear"}
+    assert set(SHOWN) == {"certain", "clear", "steady"}
 
 
-@pytest.mark.parametrize("name", ["certain", "clear"])
+@pytest.mark.parametrize("name", ["certain", "clear", "steady"])
 @given(said=passes())
 def test_reveals_candidates_only_at_least_one_and_ends_in_k_passes(name: str, said: Passes) -> None:
     sampler: Sampler = SHOWN[name]()
@@ -53,9 +55,34 @@ def test_reveals_candidates_only_at_least_one_and_ends_in_k_passes(name: str, sa
     assert torch.equal(revealed, said.needed)
 
 
+def test_what_the_page_says_of_a_block_is_what_a_sampler_gets() -> None:
+    told = dict(re.findall(r"^\| `(\w+)` \| (\[.*?\] \w+|tensors by name) \|", PAGE, flags=re.MULTILINE))
+    view = BlockView.of(torch.randn(2, 3, 5), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool))
+    properties = {name for name, each in vars(BlockView).items() if isinstance(each, cached_property)}
+    assert told.keys() == {field.name for field in dataclasses.fields(BlockView)} | properties
+    sizes = {2: "B", 3: "k", 5: "V"}
+    for name in told.keys() - {"memory"}:
+        value = getattr(view, name)
+        shape = ", ".join(sizes[size] for size in value.shape)
+        assert told[name] == f"[{shape}] {str(value.dtype).removeprefix('torch.')}"
+
+
+def test_the_rule_with_memory_waits_for_two_passes_that_agree() -> None:
+    logits = torch.tensor([[[5.0, 0, 0], [0, 4.0, 0], [0, 0, 3.0]]])
+    candidates = torch.ones(1, 3, dtype=torch.bool)
+    sampler, nothing = SHOWN["steady"](), torch.zeros(1, 3, dtype=torch.bool)
+    first = sampler.select(BlockView.of(logits, candidates, nothing))
+    assert first.reveal.tolist() == [[True, False, False]]
+    logits[0, 2] = torch.tensor([3.0, 0, 0])  # another token now
+    candidates = candidates & ~first.reveal
+    second = sampler.select(BlockView.of(logits, candidates, first.reveal, first.memory))
+    assert second.reveal.tolist() == [[False, True, False]]
+
+
 def test_the_page_lists_every_sampler_with_its_defaults() -> None:
-    rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
-    own = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| [`")]
+    lines = PAGE.partition("## Those of this package")[2].splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| `")]
+    own = [line.split(" | ") for line in lines if line.startswith("| [`")]
     assert sorted(row[0].strip("| `") for row in rows) == sorted(SAMPLERS)
     assert sorted(re.findall(r"`([\w-]+)`", row[0])[0] for row in own) == sorted(EXAMPLES)
     for row in [*rows, *own]:

@@ -254,7 +254,7 @@ def test_without_this_package(
     monkeypatch.setitem(sys.modules, "setblock.integrations.transformers", None)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     for call in (model.generate, in_blocks):
-        with pytest.raises(ImportError, match="needs setblock: pip install setblock"):
+        with pytest.raises(ImportError, match="needs the package setblock in this environment"):
             call(torch.tensor(prompts[:1]))
 
 

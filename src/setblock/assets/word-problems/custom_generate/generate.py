@@ -6,5 +6,7 @@ def generate(*args, **kwargs):  # type: ignore[no-untyped-def]
     try:
         from setblock.integrations.transformers import generate as generate_in_blocks
     except ModuleNotFoundError as error:
-        raise ImportError("decoding this checkpoint in blocks needs setblock: pip install setblock") from error
+        raise ImportError(
+            "decoding this checkpoint in blocks needs the package setblock in this environment"
+        ) from error
     return generate_in_blocks(*args, **kwargs)
