@@ -11,9 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from setblock.chat.messages import Chat
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import shaped, value_of
 from setblock.data.texts.records import records_of
+from setblock.data.texts.shapes import shaped, values_of
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
@@ -29,7 +30,7 @@ def questions_of(section: DataSection) -> Iterator[Prompt]:
         shape, records = shaped(source, records_of(source))
         for record in records:
             with prefixed(record.where):
-                yield _prompt([value_of(record, column, shape) for column in shape.columns])
+                yield _prompt(values_of(record, shape))
 
 
 def _prompt(values: list[Any]) -> Prompt:
@@ -37,12 +38,13 @@ def _prompt(values: list[Any]) -> Prompt:
         return str(values[0])
     if isinstance(values[0], str):
         raise SetBlockError("a text has no prompt to answer; prompts and completions, or messages, are needed")
-    messages = list(values[0])
+    assert isinstance(values[0], Chat)
+    messages = values[0].messages
     answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     if answers:  # the last one is written again; else the first is written
         messages = messages[: answers[-1]]
-    if not messages or not all(isinstance(message.get("content"), str) for message in messages):
-        raise SetBlockError("the messages have no user's message to answer, or hold something else than text")
+    if not messages:
+        raise SetBlockError("the messages have no user's message to answer")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 

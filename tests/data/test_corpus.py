@@ -75,7 +75,7 @@ def test_rows_are_the_same_again_and_from_the_cache(rows, write, monkeypatch):
         raise AssertionError("tokenised once more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(encoding, "_tokenise", fails)
+        patch.setattr(encoding, "tokenise", fails)
         second = arrays(rows(**section)["train"])
         rows(**section | {"row_length": 50, "too_long": "drop"})  # what is kept is decided after the cache
         with pytest.raises(DatasetGenerationError):

@@ -6,7 +6,6 @@ model's own at the same time.
 
 import asyncio
 import copy
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -39,11 +38,7 @@ class Codec:
 
     async def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them.
-        Raise `ApiError` if the chat template refuses it, or it is no Unicode."""
-        try:
-            json.dumps([*messages, tools], ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
-            raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
+        Raise `ApiError` if it is no chat, or the chat template refuses it."""
         return await self._in_thread(partial(encode_prompt, self._encoder, messages, tools=tools), param="messages")
 
     async def call_form(self) -> CallForm:

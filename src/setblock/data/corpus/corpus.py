@@ -19,8 +19,9 @@ from datasets.exceptions import DatasetGenerationError
 
 from setblock.data.packing import Document, Row, fill, row_of
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, shaped
+from setblock.data.texts.encoding import Encoder
 from setblock.data.texts.records import records_of
+from setblock.data.texts.shapes import shaped
 from setblock.errors import SetBlockError, warn
 
 
