@@ -170,7 +170,7 @@ def _closing(template: str, template_with_tools: str, named: _Named, special: re
         shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*rests, strict=False)))
         closing = [match[0] for match in special.finditer(shared)][-1:]
         closing = closing or [match[0] for rest in rests[:1] for match in special.finditer(rest)][:1]
-        if not any(each in rest for rest in rests for each in found):
+        if not any(each in rest for rest in rests[:1] for each in found):
             found += closing
     return tuple(found)
 

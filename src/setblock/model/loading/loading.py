@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
@@ -177,6 +178,17 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
     check_source(source)
     config = _config_of(source, False)
     return config, _tokenizer_of(source, False, gguf.metadata_of(source) if is_gguf(source) else None)
+
+
+def load_generation_config(path: str | Path) -> GenerationConfig | None:
+    """Load the generation config of a checkpoint, or return None if it has none."""
+    source = resolved(str(path))
+    if is_gguf(source):
+        return None
+    try:
+        return GenerationConfig.from_pretrained(source)
+    except OSError:
+        return None
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:
