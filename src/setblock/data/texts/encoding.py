@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.chat.messages import Chat, strings_of
+from setblock.chat.messages import Chat, strings_of, without_nulls
 from setblock.chat.special import Segment, special_tokens
 from setblock.chat.template import closing_tokens
 from setblock.chat.tokens import as_decoded, beginning, encode_segments, tokenise
@@ -181,7 +181,11 @@ def encode_records(
     """
     data = DataSection(source="records", loss_on=loss_on, special_tokens=special_tokens)
     encoder = Encoder(tokenizer, data.sources[0], data)
-    numbered = (SourceRecord(f"record {number}", dict(each)) for number, each in enumerate(records, start=1))
+    is_arrow = hasattr(records, "features")  # of `datasets`
+    numbered = (
+        SourceRecord(f"record {number}", without_nulls(each) if is_arrow else dict(each))
+        for number, each in enumerate(records, start=1)
+    )
     for document in encoder.documents(*shaped(encoder.section, numbered)):
         if not (document["spells_special"] and special_tokens == "drop"):
             yield Document(document["token_ids"], document["carries_loss"])
