@@ -120,3 +120,86 @@ def test_no_template():
 def test_what_is_no_list_of_messages(messages, said):
     with pytest.raises(SetBlockError, match=said):
         pieces_of(with_template(CHATML), messages)
+
+
+def call(name: str = "add", **arguments: Any) -> dict[str, Any]:
+    called = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [called]}
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+LISTED = "{% if tools %}{{ tools | tojson }}{% endif %}"
+CALLS = CHATML.replace(
+    "message['content']", "(message['content'] ~ (message.tool_calls | tojson if message.tool_calls else ''))"
+)
+
+
+def test_answers_of_weight_0_carry_no_loss() -> None:
+    messages = chat("a", "b", "c", "d", "e", "f")
+    messages[3] |= {"weight": 0}
+    plain = chat("a", "b", "c", "d", "e", "f")
+    for template in (CHATML, MARKED):
+        assert len(learned(template, messages)) == 2
+        assert not any(text.startswith("d") for text in learned(template, messages))
+        assert "".join(text for text, _ in pieces_of(with_template(template), messages)) == "".join(
+            text for text, _ in pieces_of(with_template(template), plain)
+        )
+    (unlearned,) = (text for text, carries in pieces_of(TOKENIZER, messages, loss_on_all=True) if not carries)
+    assert unlearned.startswith("d")
+    once = MARKED.replace("{% generation %}", "{% if loop.last %}{% generation %}").replace(
+        "{% endgeneration %}", "{% endgeneration %}{% else %}{{ message['content'] + eos_token + '\n' }}{% endif %}"
+    )
+    with pytest.raises(SetBlockError, match="marks 1 answers of 3"):
+        learned(once, messages)
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'])
+def test_calls_are_learned_as_objects(arguments: Any) -> None:
+    asked = [*chat("a"), call()]
+    asked[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    (answer,) = learned(CALLS, asked, TOOLS)
+    assert '"arguments": {"a": 1}' in answer
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "said"),
+    [
+        (CHATML, [*chat("a"), call(a=1)], None, "the call of 'add' of message 2"),
+        (LISTED + CHATML, [*chat("a"), call()], TOOLS, "the call of 'add' of message 2"),
+        (CHATML, chat("a", "b"), TOOLS, "the tool 'add'"),
+        (QUESTION_ANSWER_TEMPLATE, chat("a", "b", system="Be brief."), None, r"the content of message 1 \(system\)"),
+        (
+            CHATML.replace("message['content']", "(message['content'].split('</think>') | last)"),
+            chat("a", "<think>Hm.</think>b"),
+            None,
+            "the reasoning of message 2 out of the answer",
+        ),
+    ],
+)
+@pytest.mark.parametrize("loss_on_all", [False, True])
+def test_what_a_template_leaves_out_is_refused(
+    template: str, messages: Any, tools: Any, said: str, loss_on_all: bool
+) -> None:
+    with pytest.raises(SetBlockError, match=f"the chat template leaves (out )?{said}"):
+        learned(template, messages, tools, loss_on_all=loss_on_all)
+
+
+def test_parts_and_names_of_special_tokens_are_what_decoding_reads() -> None:
+    """The same prompt, whatever field spells a special token."""
+    from setblock.chat.tokens import encode_chat, encode_segments
+
+    tokenizer = with_template(CALLS)
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a<|endoftext|>"}, {"type": "text", "text": "b"}]},
+        call("<|endoftext|>", a="<|reserved_special_token_1|>"),
+        {"role": "tool", "content": "c"},
+        {"role": "assistant", "content": "d<|endoftext|>"},
+    ]
+    pieces = chat_pieces(tokenizer, chat_of(messages), apart=True)
+    ids = [encode_segments(tokenizer, segments, inside=place > 0) for place, (segments, _) in enumerate(pieces)]
+    asked = encode_chat(tokenizer, messages[:1])
+    assert ids[0] == asked
+    assert sum(each.count(tokenizer.eos_token_id) for each in ids) == 4
+    assert [tokenizer.decode(each) for each, (_, carries) in zip(ids, pieces, strict=True) if carries][1] == (
+        "d<|endoftext|><|endoftext|>"
+    )

@@ -41,9 +41,12 @@ def chat_pieces(
     plain = adapted(tokenizer, chat)
     chat, marks = held_apart(tokenizer, plain) if apart else (plain, NO_MARKS)
     written = render(tokenizer, chat)
-    for _, what in left_out(plain, marks.removed(written.text), form_of(tokenizer, plain)):
+    whole = marks.removed(written.text)
+    for _, what in left_out(plain, whole, form_of(tokenizer, plain)):
         raise SetBlockError(f"the chat template leaves out {what}: take it out, or use another chat template")
     answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    for index in answers[-1:]:  # of earlier turns, templates leave the reasoning out on purpose
+        _refuse_loss(plain, index, whole)
     spans: list[Span] | None = None
     if written.marked is not None:
         spans = written.marked
@@ -58,13 +61,7 @@ def chat_pieces(
     elif not loss_on_all or chat.not_learned:
         found = {index: _answer_span(tokenizer, chat, index, written.text, marks) for index in answers}
         for index, (start, end) in found.items():
-            answer = marks.removed(written.text[start:end])
-            for what, text in said(plain.messages[index], with_reasoning=True):
-                if not is_written(text, answer):
-                    raise SetBlockError(
-                        f"the chat template leaves {what} of message {index + 1} out of the answer: take it out, or use "
-                        "another chat template"
-                    )
+            _refuse_loss(plain, index, marks.removed(written.text[start:end]))
         spans = [span for index, span in found.items() if (index in chat.not_learned) == loss_on_all]
     if loss_on_all and not chat.not_learned:
         spans = []
@@ -83,6 +80,16 @@ def use_chat_template(path: str | None, tokenizer: PreTrainedTokenizerBase) -> N
     except jinja2.TemplateSyntaxError as error:
         raise SetBlockError(f"data.chat_template {path}, line {error.lineno}: {error.message}") from error
     tokenizer.chat_template = template
+
+
+def _refuse_loss(chat: Chat, index: int, written: str) -> None:
+    """Refuse an answer of which something is not in what a template wrote of it."""
+    for what, text in said(chat.messages[index], with_reasoning=True):
+        if not is_written(text, written):
+            raise SetBlockError(
+                f"the chat template leaves {what} of message {index + 1} out of the answer: take it out, or use another "
+                "chat template"
+            )
 
 
 def _answer_span(tokenizer: PreTrainedTokenizerBase, chat: Chat, index: int, text: str, marks: Marks) -> Span:
