@@ -160,7 +160,7 @@ def test_a_part_that_was_made_otherwise_is_left_alone(tmp_path):
         ('{"prompt": " "}', "line 2: prompt must be a text that is not empty"),
         ('{"prompt": "x", "id": 1.5}', "line 2: id must be a text or a whole number, not 1.5"),
         ('{"messages": []}', "line 2: messages must be a list of objects with role and content"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: content of message 1 of the prompt must be a text"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: content of message 1 must be a text"),
     ],
 )
 def test_names_the_line_that_is_no_prompt(run, tmp_path, line, message):

@@ -57,8 +57,9 @@ def text_of(content: Any) -> str:
 
 def arguments_of(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call in a `Chat` as an object."""
-    arguments = call["function"]["arguments"]
-    return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    given = call["function"]["arguments"]
+    arguments: dict[str, Any] = json.loads(given or "{}") if isinstance(given, str) else given
+    return arguments
 
 
 def without_nulls(value: Any) -> Any:

@@ -30,7 +30,7 @@ _CALL: dict[str, Any] = {
     "type": "function",
     "function": {"name": _NAME, "arguments": {_KEY: _VALUE}},
 }
-_ASKED = {"role": "user", "content": "?"}
+_ASKED: dict[str, Any] = {"role": "user", "content": "?"}
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _form_of(template: str, named: _Named) -> TemplateForm:
     for as_text in (False, True):
         calls = [_with_arguments(_CALL, as_text=as_text)]
         with suppress(SetBlockError):  # it does not take them so
-            called = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+            called: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
             text = _written(template, named, called, _TOOLS, prompt=False).text
             written[as_text] = _NAME in text and _VALUE in text and str({_KEY: _VALUE}) not in text
     return TemplateForm(
@@ -155,7 +155,7 @@ def _closing(template: str, template_with_tools: str, named: _Named, special: re
     as_text = _form_of(template_with_tools, named).arguments_as_text
     call = {"role": "assistant", "content": "", "tool_calls": [_with_arguments(_CALL, as_text=as_text)]}
     result = {"role": "tool", "name": _NAME, "tool_call_id": _CALL["id"], "content": "!"}
-    answered = [_ASKED, {"role": "assistant", "content": _TEXT}, _ASKED]
+    answered: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": _TEXT}, _ASKED]
     found: list[str] = []
     for messages, tools, last, of in (
         (answered, None, _TEXT, template),

@@ -179,7 +179,7 @@ def encode_records(
         loss_on: see `DataSection`.
         special_tokens: see `DataSection`.
     """
-    data = DataSection(source="records", loss_on=loss_on, special_tokens=special_tokens)
+    data = DataSection.model_validate({"source": "records", "loss_on": loss_on, "special_tokens": special_tokens})
     encoder = Encoder(tokenizer, data.sources[0], data)
     is_arrow = hasattr(records, "features")  # of `datasets`
     numbered = (

@@ -52,9 +52,9 @@ def shaped(section: SourceSection, records: Iterable[SourceRecord]) -> tuple[Rec
         raise SetBlockError(f"data source {section.source} holds no documents: it must hold at least one")
     records = chain([first], records)
     for name, usual in _SHAPES.items():
-        columns = tuple(getattr(section, f"{column}_column", None) for column in usual)
-        if None not in columns:
-            return RecordShape(name, columns), records
+        columns = [each for column in usual if (each := getattr(section, f"{column}_column", None)) is not None]
+        if len(columns) == len(usual):
+            return RecordShape(name, tuple(columns)), records
     if first.fault is not None:  # it shows no columns
         first, records = _first_whole(records)
     found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if first.columns.keys() >= set(usual)]

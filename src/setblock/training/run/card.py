@@ -59,7 +59,7 @@ def _ends(folder: Path) -> Iterator[str]:
     """Yield the tokens that end an answer, as they are spelled, or their ids where they are no added tokens."""
     configs = (folder / name for name in ("generation_config.json", "config.json"))
     found = (json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") for path in configs if path.is_file())
-    ids = next((each for each in found if each is not None), [])
+    ids: Any = next((each for each in found if each is not None), [])
     tokenizer = folder / "tokenizer.json"
     added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"] if tokenizer.is_file() else []
     spelled = {token["id"]: token["content"] for token in added}
