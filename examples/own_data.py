@@ -11,12 +11,12 @@ import warnings
 import torch
 
 import setblock
-from setblock.data import RowDataset, encode_pairs, unpacked
+from setblock.data import RowDataset, encode_records, unpacked
 from setblock.training import SBDConfig, SBDTrainer
 
-# The loss is on the second text of each pair, and on the end-of-text that closes it.
-PAIRS = [
-    (f"Question: What is {a} plus {b}?\nAnswer:", f" {a} + {b} = {a + b}\n#### {a + b}")
+# The loss is on the completion, and on the end-of-text that closes it. Chats, with `messages` and `tools`, are records too.
+RECORDS = [
+    {"prompt": f"Question: What is {a} plus {b}?\nAnswer:", "completion": f" {a} + {b} = {a + b}\n#### {a + b}"}
     for a in range(10, 20)
     for b in range(10, 20)
 ]
@@ -40,8 +40,8 @@ def main() -> None:
         report_to="none",
     )
 
-    # 2. Train on a row for each pair; the trainer gives the model its mask token, if it has none, and draws the noise
-    rows = RowDataset(unpacked(encode_pairs(sbd.tokenizer, PAIRS)))
+    # 2. Train on a row for each record; the trainer gives the model its mask token, if it has none, and draws the noise
+    rows = RowDataset(unpacked(encode_records(sbd.tokenizer, RECORDS)))
     SBDTrainer(sbd, args, train_dataset=rows).train()
 
     # 3. Save: a folder that `setblock.load`, the command line and plain Transformers all read

@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from rich.progress import track
 
 import setblock
-from setblock.data.packing import Document, encode_pairs
+from setblock.data.packing import Document
 from setblock.data.tasks import TASKS
 from setblock.data.tasks.task import SPLITS
+from setblock.data.texts.encoding import encode_records
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.evaluation.judging import verdicts_on
@@ -81,7 +82,8 @@ def measured(name: str, path: Path, options: argparse.Namespace) -> Figures:
     model = setblock.load(path)
     task = TASKS["word-problems"]
     examples = list(islice(task.examples(options.split, seed=options.seed), options.limit))
-    documents = list(encode_pairs(model.tokenizer, ((each.prompt, each.completion) for each in examples)))
+    records = ({"prompt": each.prompt, "completion": each.completion} for each in examples)
+    documents = list(encode_records(model.tokenizer, records))
     batches = [documents[i : i + options.batch_size] for i in range(0, len(documents), options.batch_size)]
     losses = [loss for batch in track(batches, description=f"{name}: loss") for loss in ntp_losses(model, batch)]
     ntp = DecodingSettings(method="ntp")

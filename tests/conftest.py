@@ -168,9 +168,11 @@ def prompts(trained_tokenizer: "PreTrainedTokenizerBase") -> list[list[int]]:
 @pytest.fixture(scope="session")
 def documents(trained_tokenizer: "PreTrainedTokenizerBase") -> "list[Document]":
     """Six short documents."""
-    from setblock.data.packing import Document, encode_pairs
+    from setblock.data.packing import Document
+    from setblock.data.texts.encoding import encode_records
 
-    whole = list(encode_pairs(trained_tokenizer, zip(TEXTS[:4], TEXTS[4:], strict=True))) * 2
+    pairs = zip(TEXTS[:4], TEXTS[4:], strict=True)
+    whole = list(encode_records(trained_tokenizer, ({"prompt": a, "completion": b} for a, b in pairs))) * 2
     return [
         Document(d.token_ids[-n:], d.carries_loss[-n:]) for d, n in zip(whole, (19, 33, 8, 26, 14, 21), strict=False)
     ]

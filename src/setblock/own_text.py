@@ -14,9 +14,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from setblock.chat.messages import Chat
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import shaped, value_of
 from setblock.data.texts.records import records_of
+from setblock.data.texts.shapes import shaped, values_of
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
@@ -50,22 +51,20 @@ def questions_of(section: DataSection) -> Iterator[Question]:
         shape, records = shaped(source, records_of(source))
         for record in records:
             with prefixed(record.where):
-                values = [value_of(record, column, shape) for column in shape.columns]
-                yield _question(values, record.columns.get("tools"), record.where)
+                yield _question(values_of(record, shape), record.where)
 
 
-def _question(values: list[Any], tools: Any, where: str) -> Question:
+def _question(values: list[Any], where: str) -> Question:
     if len(values) == 2:
         return Question(str(values[0]), where=where)
-    if isinstance(values[0], str):
+    chat = values[0]
+    if not isinstance(chat, Chat):
         raise SetBlockError("a text has no prompt to answer; prompts and completions, or messages, are needed")
-    messages = list(values[0])
-    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    if answers:  # the last one is written again; else the first is written
-        messages = messages[: answers[-1]]
-    if not messages:
+    answers = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    last = answers[-1] if answers else len(chat.messages)  # the last answer is written again; else the first is written
+    if last == 0:
         raise SetBlockError("the messages have no user's message to answer")
-    return Question([dict(message) for message in messages], tools or None, where)
+    return Question(chat.messages[:last], chat.tools or None, where)
 
 
 def answered(question: Question, text: str, form: CallForm | None = None) -> dict[str, Any] | None:

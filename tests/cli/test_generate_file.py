@@ -208,7 +208,7 @@ def test_a_full_disk_is_named_with_its_file(run, sbd_folder, plain, tmp_path, mo
         ('{"prompt": " "}', "line 2: prompt must be a text that is not empty"),
         ('{"prompt": "x", "id": 1.5}', "line 2: id must be a text or a whole number, not 1.5"),
         ('{"messages": []}', "line 2: messages must be a list of objects with role and content"),
-        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: content of message 1 of the prompt must be a text"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 2: content of message 1 must be a text"),
     ],
 )
 def test_names_the_line_that_is_no_prompt(run, tmp_path, line, message):

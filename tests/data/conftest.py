@@ -1,13 +1,17 @@
 """What the tests of data share: files of records, chat templates, and a cache of their own."""
 
+import copy
 import json
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import huggingface_hub
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 _START = "<|reserved_special_token_1|>"
 _TURN = f"{{{{ '{_START}' + message['role'] + '\n' + message['content'] + eos_token + '\n' }}}}"
@@ -49,3 +53,19 @@ def chat(*contents: str, system: str | None = None) -> list[dict[str, str]]:
     """Messages of a user and an assistant in turn."""
     turns = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
     return [{"role": "system", "content": system}, *turns] if system is not None else turns
+
+
+@cache
+def _spaced(scheme: Literal["first", "always"]) -> PreTrainedTokenizerBase:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    texts = ["def f(x): return x", "Tom has 12 apples and\n pears", "".join(map(chr, range(33, 127)))]
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def spaced_tokenizer(scheme: Literal["first", "always"]) -> PreTrainedTokenizerBase:
+    """A tokenizer that puts a space before any text, as SentencePiece does."""
+    return copy.deepcopy(_spaced(scheme))

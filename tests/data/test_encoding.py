@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
-from data.conftest import CHATML, chat
+from data.conftest import CHATML, chat, spaced_tokenizer
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, shaped, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord
+from setblock.data.texts.shapes import shaped
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.answer.text import encode_prompt
 from setblock.errors import SetBlockError
@@ -77,19 +78,34 @@ def test_a_prompt_has_the_tokens_that_it_has_in_use(contents: list[str]) -> None
     assert learned(document) == answers
 
 
-def test_a_tokenizer_that_writes_pieces_otherwise_is_cut_where_it_can_be(monkeypatch):
-    """As those do that put a space before any text: the tokens of the whole are kept."""
-    from setblock.data.texts import encoding
+@pytest.mark.parametrize("scheme", ["first", "always"])
+@pytest.mark.parametrize("prompt", ["def f(", "Tom has", "a\n", "x "])
+@pytest.mark.parametrize("completion", ["x):", " 12", "\nHello", ""])
+def test_a_completion_continues_its_prompt(scheme: str, prompt: str, completion: str) -> None:
+    """Also with tokenizers that put a space before any text: a document decodes to the prompt and what follows it."""
+    tokenizer = spaced_tokenizer(scheme)
+    (document,) = encode({"prompt": prompt, "completion": completion}, tokenizer=tokenizer)
+    asked = encode_prompt(tokenizer, prompt, raw=True)
+    assert document["token_ids"][: len(asked)] == asked
+    assert tokenizer.decode(document["token_ids"][:-1]) == prompt + completion
+    (document,) = encode(
+        {"prompt": prompt + "</s>", "completion": completion}, tokenizer=tokenizer, special_tokens="spell"
+    )
+    assert tokenizer.decode(document["token_ids"][:-1]) == f"{prompt}</s>{completion}"
+    assert document["token_ids"].count(tokenizer.eos_token_id) == 1
 
-    tokenise = encoding._tokenise
-    space = TOKENIZER(" ").input_ids
-    monkeypatch.setattr(encoding, "_tokenise", lambda t, texts: [space + ids for ids in tokenise(t, texts)])
-    messages = chat("Tom has 12", "apples", "pears?", "7")
-    (document,) = encode({"messages": messages})
-    assert document["token_ids"] == space + TOKENIZER.apply_chat_template(messages, return_dict=False)
-    assert learned(document) == "apples<|endoftext|>7<|endoftext|>"
-    with pytest.raises(SetBlockError, match=r"a.jsonl, line 1: the tokenizer joins the end of a prompt"):
-        encode({"messages": chat("Hi", "\nHello")})
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_the_answer_of_a_chat_continues_its_prompt(scheme: str) -> None:
+    tokenizer = spaced_tokenizer(scheme)
+    tokenizer.chat_template = CHATML.replace("<|reserved_special_token_1|>", "T:")
+    for contents in (("Tom", "has 12"), ("Tom", "\nhas"), ("a", "b", "c", "d")):
+        messages = chat(*contents)
+        (document,) = encode({"messages": messages}, tokenizer=tokenizer)
+        ids = tokenizer.apply_chat_template(messages, return_dict=False)
+        assert tokenizer.decode(document["token_ids"]) == tokenizer.decode(ids)
+        asked = encode_prompt(tokenizer, messages[:1])
+        assert document["token_ids"][: len(asked)] == asked
 
 
 def test_many_records_are_encoded_in_order():
@@ -160,8 +176,6 @@ def test_special_tokens_spelled_out_are_what_a_prompt_of_decoding_is():
         encode({"text": "a<|endoftext|>"}, {"text": "b"}, special_tokens="spell"), ("a<|endoftext|>", "b"), strict=True
     ):
         assert document["token_ids"] == [*TOKENIZER(plain, split_special_tokens=True).input_ids, END]
-    with pytest.raises(SetBlockError, match=r"line 1: '<.endoftext.>' occurs outside of the content of a message"):
-        encode({"messages": [{"role": "user", "content": "a", "name": "<|endoftext|>"}]}, special_tokens="spell")
 
 
 def test_equal_documents_share_a_bucket_and_others_spread():

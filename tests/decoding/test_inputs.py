@@ -42,17 +42,17 @@ def test_token_ids_are_a_prompt(kind: Any, sbd: SBDModel) -> None:
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ([{"role": "user"}], "content of message 1 of the prompt must be a text, or parts of type 'text', not None"),
-        ([{"role": "user", "content": None}], "content of message 1 of the prompt must be a text, or parts"),
-        ([{"role": "user", "content": 5}], "content of message 1 of the prompt must be a text, or parts"),
+        ([{"role": "user"}], "message 1 has no content: give it a text"),
+        ([{"role": "user", "content": None}], "message 1 has no content"),
+        ([{"role": "user", "content": 5}], "content of message 1 must be a text, or parts"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "parts of type 'text', not"),
-        ([{"content": "Tom"}], "message 1 of the prompt must be an object with role and content, not"),
+        ([{"content": "Tom"}], "message 1 must be an object with a role, such as user or assistant"),
         (
             [{"role": "user", "content": "Tom"}, "Tom"],
-            "message 2 of the prompt must be an object with role and content",
+            "message 2 must be an object with a role",
         ),
         ("Tom \ud83d", r"prompt must be valid Unicode, and has '\ud83d' at 4"),
-        ([{"role": "user", "content": "\udc00"}], r"content of message 1 of the prompt must be valid Unicode"),
+        ([{"role": "user", "content": "\udc00"}], r"content of message 1 must be valid Unicode"),
         ([], "prompt must not be empty"),
         (None, "prompt must be a text, token ids or chat messages, not None"),
         (5, "prompt must be a text, token ids or chat messages, not 5"),

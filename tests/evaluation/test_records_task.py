@@ -102,7 +102,7 @@ def test_judges(judge, reference, answer, verdict):
         ([{"prompt": [1, 2]}], {}, r'line 1 must have a text under "prompt", not \[1, 2\]'),
         ([{"prompt": "a", "completion": 3}], {}, 'line 1 must have a text under "completion", not 3'),
         ([{"messages": []}], {}, "line 1: messages must be a list"),
-        ([{"messages": [{"role": "user"}]}], {}, "line 1: content of message 1"),
+        ([{"messages": [{"role": "user"}]}], {}, "line 1: message 1 has no content"),
         ([{"messages": [assistant("a")]}], {}, "line 1: messages has an assistant's message alone"),
         (
             [{"prompt": "a", "completion": "b"}, {"prompt": "a"}],

@@ -70,6 +70,17 @@ def test_what_is_written_is_read_back(sbd: SBDModel, tmp_path: Path) -> None:
     assert setblock.load(tmp_path / "saved").facts == sbd.facts
 
 
+def test_what_closes_a_turn_ends_an_answer_in_llama_cpp(sbd: SBDModel, tmp_path: Path) -> None:
+    """Where it is another token than the tokenizer's end of text."""
+    assert sbd.end_answers_as_trained() == ()
+    sbd.tokenizer.chat_template = "{% for m in messages %}{{ m.content + '<|reserved_special_token_2|>' }}{% endfor %}"
+    assert sbd.end_answers_as_trained() == (3,)
+    write_gguf(sbd, tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    assert [fields[f"tokenizer.ggml.{name}_token_id"].contents() for name in ("eos", "eot")] == [0, 3]
+    assert setblock.load(tmp_path / "model.gguf").end_of_text_ids == (0, 3)
+
+
 @pytest.mark.parametrize("weights", ["f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
 def test_types_of_weights(weights: WeightType, sbd: SBDModel, tmp_path: Path) -> None:
     """Matrices come back within what their type rounds; vectors are never rounded."""

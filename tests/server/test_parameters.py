@@ -65,7 +65,7 @@ ODD = [
     ({"top_k": 10**20}, "top_k must be at most 2147483647, not 100000000000000000000"),
     ({"block_size": 10**20}, "block_size must be between 1 and 64, not 100000000000000000000"),
     ({"messages": [{"role": "user"}]}, "messages.0.content is required"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content must be a text, not None"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages.0.content must be a text, or parts of type 'text'"),
     ({"logit_bias": [5]}, "logit_bias must be an object, not [5]"),
     ({"stop": 5}, "stop must be a text or a list of texts, not 5"),
     ({"stop": [5]}, "stop.0 must be a text, not 5"),
@@ -220,9 +220,41 @@ def test_answers_are_bounded_over_prompts(live):
 
 
 def test_the_template_s_refusal_is_told(live):
-    messages = [{"role": "user", "content": "a"}, {"role": "developer", "content": "b"}]
+    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
     error = error_of(live.post(CHAT, messages=messages))
-    assert error["message"] == "the model's chat template refuses this chat: the system message comes first"
+    assert error["message"].startswith("the chat template refuses the messages: the system message comes first; ")
+    assert error["param"] == "messages"
+
+
+@pytest.mark.filterwarnings("ignore:the chat template has no role developer")
+def test_developer_is_system(live):
+    """Where the template does not know the role."""
+    answers = [
+        live.post(CHAT, messages=[{"role": role, "content": "Be brief."}, *MESSAGES], max_tokens=4, temperature=0)
+        for role in ("system", "developer")
+    ]
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
+
+
+def test_what_clients_send_back_of_other_servers(live):
+    """Nothing is made of keys that hold nothing, known or not; what holds something is used, or refused by name."""
+    reply = live.chat(max_tokens=2).json()["choices"][0]["message"]
+    empty = {"reasoning_content": None, "provider_specific_fields": None, "thinking_blocks": [], "audio": None}
+    assert live.post(CHAT, messages=[*MESSAGES, {**reply, **empty}, *MESSAGES], max_tokens=2).status_code == 200
+    thought = [*MESSAGES, {**reply, "reasoning_content": "Hm."}, *MESSAGES]
+    assert live.post(CHAT, messages=thought, max_tokens=2).status_code == 200
+    unknown = [*MESSAGES, {**reply, "provider_specific_fields": {"a": 1}}, *MESSAGES]
+    error = error_of(live.post(CHAT, messages=unknown))
+    assert "provider_specific_fields" in error["message"]
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "[" * 9999])
+def test_arguments_that_are_no_json_object(live, arguments):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    back = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    error = error_of(live.post(CHAT, messages=back))
+    assert error["message"].startswith("arguments of a call in message 2 must be a JSON object")
+    assert error["param"] == "messages"
 
 
 def test_messages_come_back_as_they_were_given(live):

@@ -388,5 +388,6 @@ def test_a_message_that_names_a_special_token_does_not_become_it(trained_tokeniz
 
     tokenizer = with_tokens(trained_tokenizer, HERMES)
     called = [{"type": "function", "function": {"name": "stop", "arguments": {"a": "<|endoftext|>"}}}]
-    with pytest.raises(SetBlockError, match="must not name special tokens"):
-        encode_prompt(tokenizer, [{"role": "assistant", "content": "", "tool_calls": called}])
+    ids = encode_prompt(tokenizer, [{"role": "assistant", "content": "", "tool_calls": called}])
+    assert ids.count(tokenizer.eos_token_id) == 1, "the one that closes the turn"
+    assert '{"a": "<|endoftext|>"}' in tokenizer.decode(ids)

@@ -10,6 +10,7 @@ import yaml
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
+from setblock.chat.messages import chat_of
 from setblock.data.section import DataSection
 from setblock.data.texts.chat import chat_pieces, use_chat_template
 from setblock.errors import SetBlockError
@@ -93,7 +94,7 @@ def test_templates_mark_what_the_assistant_says(name: str, tokenizer: PreTrained
         {"role": "user", "content": "And one?"},
         {"role": "assistant", "content": "Eight."},
     ]
-    pieces = chat_pieces(tokenizer, messages)
+    pieces = [(segments[0][0], carries_loss) for segments, carries_loss in chat_pieces(tokenizer, chat_of(messages))]
     assert [text for text, carries_loss in pieces if carries_loss] == [f"Seven.{end}", f"Eight.{end}"]
     text = "".join(text for text, _ in pieces)
     asked = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)

@@ -45,7 +45,7 @@ def hub_files(folder: Path) -> None:
     folder.mkdir()
     (folder / "made.json").write_text(json.dumps(content))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "made.json"), bos_token=SPECIAL[0], eos_token=SPECIAL[4]
+        tokenizer_file=str(folder / "made.json"), bos_token=SPECIAL[0], eos_token=SPECIAL[1]
     )
     (folder / "made.json").unlink()
     assert len(tokenizer) == VOCABULARY
@@ -176,6 +176,8 @@ def test_the_page_leads_from_the_hubs_files_to_a_model_that_decodes_in_blocks(
     assert trained.dtype == base.dtype == torch.bfloat16
     found, before = trained.state_dict(), base.state_dict()
     assert found.keys() == before.keys()
+    ends = json.loads((tmp_path / "run" / "generation_config.json").read_text())["eos_token_id"]
+    assert len(ends) == 2, "the end of a text, and what closes a turn in the template"
     changed = [name for name, weight in found.items() if not torch.equal(weight, before[name])]
     layers = {name for name in found if "proj" in name}
     print(f"{len(changed)} of {len(found)} tensors changed; losses {[each['loss'] for each in logs if 'loss' in each]}")

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 from setblock.lazy import lazily
 
 if TYPE_CHECKING:
-    from setblock.data.packing import RowDataset, encode_pairs, pack, unpacked
+    from setblock.data.packing import RowDataset, pack, unpacked
     from setblock.data.tasks import Task, task_named
+    from setblock.data.texts.encoding import encode_records
 
-__all__ = ["RowDataset", "Task", "encode_pairs", "pack", "task_named", "unpacked"]
+__all__ = ["RowDataset", "Task", "encode_records", "pack", "task_named", "unpacked"]
 
 __getattr__, __dir__ = lazily(
-    __name__, {"packing": "RowDataset encode_pairs pack unpacked", "tasks": "Task task_named"}
+    __name__,
+    {"packing": "RowDataset pack unpacked", "tasks": "Task task_named", "texts.encoding": "encode_records"},
 )

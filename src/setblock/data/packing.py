@@ -6,14 +6,12 @@ Knows rows. Knows nothing of masks: it records which document each token belongs
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
 
@@ -37,21 +35,6 @@ class Document:
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-
-def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Iterable[tuple[str, str]]) -> Iterator[Document]:
-    """Encode (prompt, completion) texts as documents. The completion and its end-of-text token carry loss. The two are
-    tokenised separately, as in decoding, where a prompt ends before the answer."""
-    pairs = iter(pairs)
-    while chunk := list(islice(pairs, 1024)):
-        prompts, completions = zip(*chunk, strict=True)
-        for prompt, completion in zip(
-            tokenizer(list(prompts), add_special_tokens=True).input_ids,
-            tokenizer(list(completions), add_special_tokens=False).input_ids,
-            strict=True,
-        ):
-            closed = [*completion, tokenizer.eos_token_id]
-            yield Document([*prompt, *closed], [False] * len(prompt) + [True] * len(closed))
 
 
 @dataclass(frozen=True)

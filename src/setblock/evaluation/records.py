@@ -131,6 +131,8 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
 
 def _example(record: "SourceRecord") -> RecordExample:
     columns, where = record.columns, record.where
+    if record.fault is not None:
+        raise SetBlockError(f"{where}: {record.fault}")
     if ("prompt" in columns) == ("messages" in columns):
         raise SetBlockError(f"{where} must have either prompt or messages, not {', '.join(columns) or 'nothing'}")
     if "messages" in columns:

@@ -18,6 +18,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from setblock.chat.template import closing_ids
 from setblock.errors import SetBlockError, check_one_of
 from setblock.export.families import family_of, tensors_of, write_config
 from setblock.files import writing
@@ -152,6 +153,8 @@ def _write_vocabulary(writer: gguf.GGUFWriter, sbd: SBDModel) -> None:
         token_id = mask_token_id if role == "mask" else getattr(tokenizer, f"{role}_token_id")
         if token_id is not None:
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
+    for token_id in [each for each in closing_ids(tokenizer) if each != tokenizer.eos_token_id][:1]:
+        writer.add_eot_token_id(token_id)  # where llama.cpp ends an answer, too
     around = tokenizer("x").input_ids
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and around[0] == tokenizer.bos_token_id)
     writer.add_add_eos_token(tokenizer.eos_token_id is not None and around[-1] == tokenizer.eos_token_id)

@@ -10,13 +10,14 @@ from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import mode
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from setblock.chat.template import closing_ids
 from setblock.errors import SetBlockError, SetBlockWarning, prefixed
 from setblock.files import ASSETS, FACTS_FILE, writing
 from setblock.locks import lock_of
@@ -68,7 +69,8 @@ class SBDModel:
     compiled: CompiledModel | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.end_of_text_ids = _end_of_text_ids(self.model, self.tokenizer)
+        config, generation = self.model.config.get_text_config(), getattr(self.model, "generation_config", None)
+        self.end_of_text_ids = end_of_text_ids_of(generation, config, self.tokenizer)
         self.num_parameters = self.model.num_parameters()
         self.gate = gate_of(self.model)
         if self.gate is None and self.facts is not None and self.facts.noisy_adapter:
@@ -185,6 +187,22 @@ class SBDModel:
         self.facts.write_to(self.model.config)
         return self.facts
 
+    def end_answers_as_trained(self) -> tuple[int, ...]:
+        """Let an answer end also with the tokens that close one in training, in this model and in what is saved of it. Return
+        those that did not end one before."""
+        before, self.end_of_text_ids = self.end_of_text_ids, with_closing_ids(self.end_of_text_ids, self.tokenizer)
+        new = self.end_of_text_ids[len(before) :]
+        if new:
+            self.write_end_of_text_ids()
+        return new
+
+    def write_end_of_text_ids(self) -> None:
+        """Write the ids that end an answer into the model's configs, which are saved with it."""
+        ids: list[int] | int = list(self.end_of_text_ids) if len(self.end_of_text_ids) > 1 else self.end_of_text_ids[0]
+        for config in (self.model.config.get_text_config(), getattr(self.model, "generation_config", None)):
+            if config is not None:
+                config.eos_token_id = ids
+
     def save(
         self,
         folder: str | Path,
@@ -283,9 +301,16 @@ def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return own
 
 
-def _end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    generation = getattr(model, "generation_config", None)
-    for each in (generation, model.config.get_text_config(), tokenizer):
+def end_of_text_ids_of(generation: Any, config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end an answer: those of the first that names any, generation config, config or tokenizer."""
+    for each in (generation, config, tokenizer):
         if (ids := getattr(each, "eos_token_id", None)) is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()
+
+
+def with_closing_ids(ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end an answer, and those with which training closes one, if they are others: the tokens that close
+    the assistant's turn in the chat template, and the tokenizer's end-of-text token."""
+    closing = [*closing_ids(tokenizer), *([] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)])]
+    return tuple(dict.fromkeys([*ends, *closing]))

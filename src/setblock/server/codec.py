@@ -64,14 +64,9 @@ class Codec:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them, and
-        what else the template is rendered with. Raise `ApiError` if the chat template refuses it, or it is no Unicode."""
-        try:
-            text = json.dumps([*messages, tools], ensure_ascii=False)
-            text.encode()
-        except UnicodeEncodeError as error:  # JSON can spell halves of characters, and no tokenizer takes them
-            raise bad_request("messages must be Unicode, without lone surrogates", param="messages") from error
+        what else the template is rendered with. Raise `ApiError` if it is no chat, or the chat template refuses it."""
         with _told("messages"):
-            encoder = self._encoder_for(text)
+            encoder = self._encoder_for(json.dumps([*messages, tools], ensure_ascii=False))
             return await encoder.run(encode_prompt, messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
 
     async def check_template_kwargs(self, chat_template_kwargs: Mapping[str, Any]) -> None:

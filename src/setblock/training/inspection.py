@@ -13,7 +13,9 @@ from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import rows_of
 from setblock.data.packing import IGNORE, RowDataset, as_batch
 from setblock.errors import ParameterError, SetBlockError
+from setblock.model.loading.loading import load_generation_config
 from setblock.model.protocol.facts import read_facts
+from setblock.model.sbd_model import end_of_text_ids_of, with_closing_ids
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import SBDCollator, drawn_block_size
 from setblock.training.recipe import Recipe
@@ -39,7 +41,9 @@ def inspected_row(
         raise ParameterError(f"--row must be in 0..{len(rows) - 1}, not {row}")
 
     # 2. As the first step doubles it
-    mask_token_id, end_of_text_id = 1 + vocabulary, tokenizer.eos_token_id
+    generation = None if recipe.model.path is None else load_generation_config(recipe.model.path)
+    ends = with_closing_ids(end_of_text_ids_of(generation, config.get_text_config(), tokenizer), tokenizer)
+    mask_token_id, end_of_text_id = 1 + vocabulary, ends[0]
     noise_ids = range(mask_token_id, mask_token_id + 1)
     collator = SBDCollator(args, noise_ids, end_of_text_id=end_of_text_id, context_length=context_length)
     block_size = drawn_block_size(args, step=0, max_steps=args.max_steps)

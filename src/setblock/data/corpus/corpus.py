@@ -19,8 +19,9 @@ from datasets.exceptions import DatasetGenerationError
 
 from setblock.data.packing import Document, Row, fill, row_of
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, shaped
+from setblock.data.texts.encoding import Encoder
 from setblock.data.texts.records import records_of
+from setblock.data.texts.shapes import shaped
 from setblock.errors import SetBlockError, warn
 
 
@@ -72,7 +73,7 @@ class Census:
         reasons: Mapping[str, str] = {
             "too_long": f"are longer than {longest} tokens and were {became} (data.too_long: {section.too_long})",
             "special": "spell a special token and were dropped (data.special_tokens: drop)",
-            "without_targets": "have nothing that carries loss and were dropped",
+            "without_targets": "have nothing that carries loss (of chats: no message of role assistant) and were dropped",
         }
         return [
             f"{getattr(self, what)} of {self.documents} documents {reasons[what]}; the first: {where}"

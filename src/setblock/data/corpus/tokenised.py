@@ -23,8 +23,9 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.data.corpus.corpus import FEATURES, Census, CorpusRows, DocumentLimits, cached, packed_rows
 from setblock.data.section import DataSection
-from setblock.data.texts.encoding import Encoder, RecordShape, shaped, tokenizer_fingerprint
+from setblock.data.texts.encoding import Encoder, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord, records_of
+from setblock.data.texts.shapes import RecordShape, shaped
 from setblock.errors import SetBlockError
 from setblock.files import LOCK, differences, only_writer, write_whole, writing
 
@@ -140,7 +141,7 @@ def _tokenised_rows(
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
     """Return what the documents and rows of a section depend on, but for the records themselves."""
     return {
-        "format": 2,
+        "format": 3,
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "data": section.model_dump(mode="json", exclude={"chat_template"}),  # which the tokenizer has
         "longest_document": limits.longest(section),

@@ -5,13 +5,15 @@ Knows templates and text. Knows nothing of token ids: where a text is cut, `setb
 
 import re
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from setblock.errors import SetBlockError, one_line
+from setblock.chat.guard import is_written, left_out, said
+from setblock.chat.messages import Chat
+from setblock.chat.special import NO_MARKS, Marks, Segment, held_apart
+from setblock.chat.template import Span, adapted, closing_tokens, form_of, render
+from setblock.errors import SetBlockError
 from setblock.files import read_text
 
 Piece = tuple[str, bool]
@@ -21,37 +23,50 @@ _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformer
 
 
 def chat_pieces(
-    tokenizer: PreTrainedTokenizerBase, messages: Any, *, tools: Any = None, loss_on_all: bool = False
-) -> list[Piece]:
-    """Return the text of a conversation, cut where the assistant begins and ends. Each of the `messages` is a mapping with
-    `role`, `content` and whatever else the template knows. The template gets `tools` as such, if there are any. Raise
-    `SetBlockError` if there is no template, it refuses the messages, or it does not let answers be identified exactly.
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, *, loss_on_all: bool = False, apart: bool = False
+) -> list[tuple[list[Segment], bool]]:
+    """Return the text of a conversation, cut where the assistant begins and ends: the segments of each piece, and whether it
+    carries loss. With `apart`, special tokens that the chat spells are segments of letters. Raise `SetBlockError` if there is
+    no template, it refuses the messages or leaves something out, or it does not let answers be identified exactly.
 
     A template with `{% generation %}` marks says itself what the assistant writes. Of any other one, an answer is what
-    follows the generation prompt, up to the end-of-text token if the template closes a turn with it, else to the end of the
+    follows the generation prompt, up to the special token with which the template closes a turn, or else to the end of the
     turn. That is only so where the text before an answer does not depend on what comes after it, which is checked.
     """
-    _check_messages(messages)
     if tokenizer.chat_template is None:
         raise SetBlockError(
             "messages need a chat template, and the tokenizer has none: name a Jinja file as data.chat_template, "
             "or give prompts and completions"
         )
-    text = _render(tokenizer, messages, tools)
-    if loss_on_all:
-        return [(text, True)]
-    template = tokenizer.get_chat_template(tools=tools)
-    if not _MARKS.search(template):
-        return _cut(text, _answer_spans(tokenizer, messages, tools, text))
-    # As `apply_chat_template(return_assistant_tokens_mask=True)` reads the marks
-    _, spans = render_jinja_template(
-        conversations=[messages],
-        tools=tools,
-        chat_template=template,
-        return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
-    )
-    return _cut(text, [(start, end) for start, end in spans[0] if start < end])
+    plain = adapted(tokenizer, chat)
+    chat, marks = held_apart(tokenizer, plain) if apart else (plain, NO_MARKS)
+    written = render(tokenizer, chat)
+    whole = marks.removed(written.text)
+    for _, what in left_out(plain, whole, form_of(tokenizer, plain)):
+        raise SetBlockError(f"the chat template leaves out {what}: take it out, or use another chat template")
+    answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    for index in answers[-1:]:  # of earlier turns, templates leave the reasoning out on purpose
+        _refuse_loss(plain, index, whole)
+    spans: list[Span] | None = None
+    if written.marked is not None:
+        spans = written.marked
+        if len(spans) == len(answers):
+            spans = [
+                span for span, index in zip(spans, answers, strict=True) if (index in chat.not_learned) == loss_on_all
+            ]
+        elif chat.not_learned:
+            raise SetBlockError(
+                f"the chat template marks {len(spans)} answers of {len(answers)}, so that those of weight 0 can't be found"
+            )
+    elif not loss_on_all or chat.not_learned:
+        found = {index: _answer_span(tokenizer, chat, index, written.text, marks) for index in answers}
+        for index, (start, end) in found.items():
+            _refuse_loss(plain, index, marks.removed(written.text[start:end]))
+        spans = [span for index, span in found.items() if (index in chat.not_learned) == loss_on_all]
+    if loss_on_all and not chat.not_learned:
+        spans = []
+    pieces = _cut(written.text, spans or [], inside=not loss_on_all)
+    return [(marks.segments(text), carries_loss) for text, carries_loss in pieces]
 
 
 def use_chat_template(path: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -67,55 +82,38 @@ def use_chat_template(path: str | None, tokenizer: PreTrainedTokenizerBase) -> N
     tokenizer.chat_template = template
 
 
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise SetBlockError("messages must be a list of at least one message")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise SetBlockError(f"message {index} must be an object with a role, such as user or assistant")
-        if "content" not in message and "tool_calls" not in message:
-            raise SetBlockError(f"message {index} has no content")
+def _refuse_loss(chat: Chat, index: int, written: str) -> None:
+    """Refuse an answer of which something is not in what a template wrote of it."""
+    for what, text in said(chat.messages[index], with_reasoning=True):
+        if not is_written(text, written):
+            raise SetBlockError(
+                f"the chat template leaves {what} of message {index + 1} out of the answer: take it out, or use another "
+                "chat template"
+            )
 
 
-def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, *, prompt: bool = False
-) -> str:
-    try:
-        return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt))
-    except Exception as error:  # a template is a program: it raises anything over messages that it does not expect
-        what = one_line(error) or type(error).__name__
-        raise SetBlockError(
-            f"the chat template refuses the messages: {what}; correct them, or name another template as data.chat_template"
-        ) from error
+def _answer_span(tokenizer: PreTrainedTokenizerBase, chat: Chat, index: int, text: str, marks: Marks) -> Span:
+    """Return the span of an assistant's message, from texts that begin in the same way."""
+    before = render(tokenizer, chat, messages=index, prompt=True).text
+    through = render(tokenizer, chat, messages=index + 1).text
+    for part, what in ((before, f"what leads to message {index + 1}"), (through, f"message {index + 1}")):
+        if not text.startswith(part) or len(through) < len(before):
+            raise SetBlockError(
+                f"the chat template writes {what} differently when more messages follow, so the assistant's tokens "
+                "can't be identified: mark them in the template with {% generation %} ... {% endgeneration %}, or set "
+                "data.loss_on: all"
+            )
+    start, end = len(before), len(through)
+    # What comes after the token that closes a turn is the template's: when decoding, the answer is over by then.
+    closing, text = [*closing_tokens(tokenizer), *filter(None, [tokenizer.eos_token])], marks.blanked(text)
+    closed = next((place + len(each) for each in closing if (place := text.rfind(each, start, end)) >= 0), end)
+    return start, closed
 
 
-def _answer_spans(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: Any, text: str
-) -> list[tuple[int, int]]:
-    """Return the spans of assistant messages, from texts that begin alike."""
-    spans = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = _render(tokenizer, messages[:index], tools, prompt=True)
-        through = _render(tokenizer, messages[: index + 1], tools)
-        for part, what in ((before, f"what leads to message {index}"), (through, f"message {index}")):
-            if not text.startswith(part) or len(through) < len(before):
-                raise SetBlockError(
-                    f"the chat template writes {what} differently when more messages follow, so the assistant's tokens "
-                    "can't be identified: mark them in the template with {% generation %} ... {% endgeneration %}, or set "
-                    "data.loss_on: all"
-                )
-        start, end = len(before), len(through)
-        # What comes after the end-of-text token of a turn is the template's: when decoding, the answer is over by then.
-        closed = text.rfind(tokenizer.eos_token, start, end)
-        spans.append((start, end if closed < 0 else closed + len(tokenizer.eos_token)))
-    return spans
-
-
-def _cut(text: str, spans: list[tuple[int, int]]) -> list[Piece]:
+def _cut(text: str, spans: list[Span], *, inside: bool) -> list[Piece]:
+    """Return the pieces of a text. What is `inside` the spans carries loss, or what is not."""
     pieces, here = [], 0
     for start, end in spans:
-        pieces += [(text[here:start], False), (text[start:end], True)]
+        pieces += [(text[here:start], not inside), (text[start:end], inside)]
         here = end
-    return [(piece, carries_loss) for piece, carries_loss in [*pieces, (text[here:], False)] if piece]
+    return [(piece, carries_loss) for piece, carries_loss in [*pieces, (text[here:], not inside)] if piece]

@@ -1,38 +1,68 @@
-"""Encode records as documents, in one of three shapes: messages, a prompt and its completion, or text.
+"""Encode records as documents: chats, prompts with their completions, or texts.
 
-Knows columns, pieces of text and their token ids. Knows nothing of files, rows, or how long a document may be.
+Knows pieces of text and their token ids. Knows nothing of files, rows, or how long a document may be.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, chain, islice, pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from setblock.data.section import DataSection, SourceSection
-from setblock.data.texts.chat import Piece, chat_pieces
+from setblock.chat.messages import Chat, strings_of, without_nulls
+from setblock.chat.special import Segment, special_tokens
+from setblock.chat.template import closing_tokens
+from setblock.chat.tokens import as_decoded, beginning, encode_segments, tokenise
+from setblock.data.packing import Document
+from setblock.data.section import DataSection, LossOn, SourceSection, SpecialTokens
+from setblock.data.texts.chat import chat_pieces
 from setblock.data.texts.records import SourceRecord, records_of
-from setblock.errors import SetBlockError, prefixed
+from setblock.data.texts.shapes import RecordShape, shaped, values_of
+from setblock.errors import SetBlockError, warn
+
+_MOST_FAULTS = 10  # that are named
 
 
 @dataclass(frozen=True)
-class RecordShape:
-    """Describe a record's shape: `messages`, `prompt and completion` or `text`, and the columns that hold it."""
+class _Cut:
+    """Hold the pieces of a record's text, each in segments with its mark of loss, and whether it spells a special token."""
 
-    name: str
-    columns: tuple[str, ...]
+    pieces: list[tuple[list[Segment], bool]]
+    spells_special: bool
+
+    @property
+    def has_letters(self) -> bool:
+        return any(letters for segments, _ in self.pieces for _, letters in segments)
+
+    @property
+    def texts(self) -> list[str]:
+        return ["".join(text for text, _ in segments) for segments, _ in self.pieces]
 
 
-_SHAPES = {"messages": ("messages",), "prompt and completion": ("prompt", "completion"), "text": ("text",)}
-"""By their names, the usual columns of each; the keys of a section that name others are these with `_column`."""
+@dataclass
+class _Faults:
+    """Collect what is wrong with records, to name the first few of all together."""
 
-_Cut = tuple[list[Piece], bool, list[str] | None]
-"""The pieces of a record, whether its text spells a special token, and what placeholders in the pieces represent, if any."""
+    count: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def add(self, record: SourceRecord, error: SetBlockError) -> None:
+        self.count += 1
+        if self.count <= _MOST_FAULTS:
+            self.named.append(f"{record.where}: {error}")
+
+    def raise_any(self, records: int) -> None:
+        if self.count == 1:
+            raise SetBlockError(self.named[0])
+        if self.count:
+            more = self.count - len(self.named)
+            told = "; ".join(self.named) + (f"; and {more} more" if more else "")
+            raise SetBlockError(f"{self.count} of {records} records can't be used: {told}")
 
 
 @dataclass(frozen=True)
@@ -51,160 +81,117 @@ class Encoder:
 
     def documents(self, shape: RecordShape, records: Iterable[SourceRecord]) -> Iterator[dict[str, Any]]:
         """Yield the documents of records of a shape, in order, with the columns of `FEATURES` (`setblock.data.corpus.corpus`).
-        Raise `SetBlockError`, which names the record, if one has not the columns it should have, its chat can't be written,
-        or it spells a special token where that is an error."""
+        Raise `SetBlockError` after the last, which names the first records that have not the columns they should have, whose
+        chat can't be written, or which spell a special token where that is an error."""
         if self.tokenizer.eos_token_id is None:
             raise SetBlockError(
                 "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"
             )
-        special = _special_tokens(self.tokenizer)
+        if shape.is_chat and self.tokenizer.chat_template is not None and not closing_tokens(self.tokenizer):
+            warn(
+                "the chat template closes an answer with no special token, so a model does not learn from it where to stop"
+            )
+        special, faults, count = special_tokens(self.tokenizer), _Faults(), 0
         records = iter(records)
         while chunk := list(islice(records, 256)):  # tokenizers work on many texts at once
-            cut = [self._cut(record, shape, special) for record in chunk]
-            yield from self._tokenised(chunk, cut, shape)
+            count += len(chunk)
+            cut = []
+            for record in chunk:
+                try:
+                    cut.append((record, self._cut(values_of(record, shape), special)))
+                except SetBlockError as error:
+                    faults.add(record, error)
+            for document in self._tokenised(cut, faults, is_chat=shape.is_chat):
+                if not faults.count:
+                    yield document
+        faults.raise_any(count)
 
-    def _cut(self, record: SourceRecord, shape: RecordShape, special: re.Pattern[str]) -> _Cut:
-        with prefixed(record.where):
-            values = [value_of(record, column, shape) for column in shape.columns]
-            found = next((match[0] for text in _strings(values) if (match := special.search(text))), None)
-            how = "keep" if found is None else self.data.special_tokens
-            contents: list[str] | None = None
-            if how == "error":
-                raise SetBlockError(
-                    f"its text contains the special token {found!r}: set data.special_tokens to spell (encode it as "
-                    "letters, as in prompts), keep (encode it as the token) or drop (leave the document out)"
-                )
-            if how == "spell":
-                values, contents = _held_apart(values, shape, special)
-            pieces = [] if how == "drop" else self._pieces(values, shape, record.columns.get("tools"))
-        return pieces, found is not None, contents
+    def _cut(self, values: list[Any], special: re.Pattern[str]) -> _Cut:
+        chat = values[0] if isinstance(values[0], Chat) else None
+        texts = values if chat is None else [*strings_of(chat.messages), *strings_of(chat.tools)]
+        found = next((match[0] for text in texts if (match := special.search(text))), None)
+        how, on_all = "keep" if found is None else self.data.special_tokens, self.data.loss_on == "all"
+        if how == "error":
+            raise SetBlockError(
+                f"its text contains the special token {found!r}: set data.special_tokens to spell (encode it as "
+                "letters, as in prompts), keep (encode it as the token) or drop (leave the document out)"
+            )
+        if how == "drop":
+            return _Cut([], True)
+        if chat is not None:
+            pieces = chat_pieces(self.tokenizer, chat, loss_on_all=on_all, apart=how == "spell")
+        else:
+            *prompt, learned = values  # a text has no prompt
+            named = [*((each, on_all) for each in prompt), (learned, True)]
+            pieces = [([(text, how == "spell")], carries_loss) for text, carries_loss in named]
+        return _Cut(pieces, found is not None)
 
-    def _pieces(self, values: list[Any], shape: RecordShape, tools: Any) -> list[Piece]:
-        if shape.name == "messages":
-            return chat_pieces(self.tokenizer, values[0], tools=tools, loss_on_all=self.data.loss_on == "all")
-        *prompt, learned = values  # a text has no prompt
-        return [*((each, self.data.loss_on == "all") for each in prompt), (learned, True)]
-
-    def _tokenised(self, records: list[SourceRecord], cut: list[_Cut], shape: RecordShape) -> Iterator[dict[str, Any]]:
-        is_chat = shape.name == "messages"
-        first, last = ([], []) if is_chat else (_beginning(self.tokenizer), [self.tokenizer.eos_token_id])
-        batch = [pieces for pieces, _, contents in cut if contents is None]
-        ids = iter(_tokenise(self.tokenizer, [text for pieces in batch for text, _ in pieces]))
-        whole = iter(_tokenise(self.tokenizer, ["".join(text for text, _ in pieces) for pieces in batch if is_chat]))
-        for record, (pieces, spells_special, contents) in zip(records, cut, strict=True):
-            if contents is not None:
-                parts = [self._letters(text, contents) for text, _ in pieces]
-            else:
-                parts = list(islice(ids, len(pieces)))
-                if is_chat:
-                    with prefixed(record.where):
-                        parts = self._as_read(pieces, parts, next(whole))
-            carries = [flag for (_, flag), part in zip(pieces, parts, strict=True) for _ in part]
+    def _tokenised(
+        self, records: list[tuple[SourceRecord, _Cut]], faults: _Faults, *, is_chat: bool
+    ) -> Iterator[dict[str, Any]]:
+        first, last = ([], []) if is_chat else (beginning(self.tokenizer), [self.tokenizer.eos_token_id])
+        plain = [cut.texts for _, cut in records if not cut.has_letters]
+        ids = iter(tokenise(self.tokenizer, [text for texts in plain for text in texts]))
+        whole = iter(tokenise(self.tokenizer, ["".join(texts) for texts in plain if len(texts) > 1]))
+        for record, cut in records:
+            try:
+                if cut.has_letters:
+                    parts = [
+                        encode_segments(self.tokenizer, segments, inside=place > 0)
+                        for place, (segments, _) in enumerate(cut.pieces)
+                    ]
+                else:
+                    parts = list(islice(ids, len(cut.pieces)))
+                    if len(parts) > 1:
+                        parts = as_decoded(self.tokenizer, cut.texts, parts, next(whole))
+            except SetBlockError as error:
+                faults.add(record, error)
+                continue
+            carries = [flag for (_, flag), part in zip(cut.pieces, parts, strict=True) for _ in part]
             token_ids = [*first, *(token for part in parts for token in part), *last]
-            carries_loss = [pieces[0][1] if pieces else False] * len(first) + carries + [True] * len(last)
+            carries_loss = [cut.pieces[0][1] if cut.pieces else False] * len(first) + carries + [True] * len(last)
             digest = hashlib.blake2b(np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=4).digest()
             yield {
                 "token_ids": token_ids,
                 "carries_loss": carries_loss,
                 "where": record.where,
-                "spells_special": spells_special,
+                "spells_special": cut.spells_special,
                 "bucket": int.from_bytes(digest),
                 "length": len(token_ids),
                 "targets": sum(carries_loss),
             }
 
-    def _letters(self, text: str, contents: list[str]) -> list[int]:
-        """Return the tokens of a text with `contents` in place of its placeholders, where special tokens are plain letters."""
-        ids: list[int] = []
-        for part, piece in enumerate(_PLACEHOLDER.split(text)):
-            is_content = part % 2 == 1
-            ids += _tokenise(self.tokenizer, [contents[int(piece)] if is_content else piece], plain=is_content)[0]
-        return ids
 
-    def _as_read(self, pieces: list[Piece], parts: list[list[int]], whole: list[int]) -> list[list[int]]:
-        """Return the tokens of each piece of a chat as decoding has them, where a prompt is tokenised before its answer exists.
-        For most tokenizers the pieces' tokens are the whole text's. Some write a piece differently where it begins a text
-        (a space before it). Then the whole text's tokens are cut, if they can be. Where a token would reach over the end of a
-        prompt (an answer that begins with a line break, after a prompt that ends in one), the pieces' tokens are right."""
-        flat = [token for part in parts for token in part]
-        if flat == whole:
-            return parts
-        beginnings = _tokenise(self.tokenizer, list(accumulate(text for text, _ in pieces)))
-        if all(whole[: len(beginning)] == beginning for beginning in beginnings):
-            return [whole[a:b] for a, b in pairwise([0, *map(len, beginnings)])]
-        if self.tokenizer.decode(flat) == self.tokenizer.decode(whole):
-            return parts
-        raise SetBlockError(
-            "the tokenizer joins the end of a prompt and the beginning of its answer in one token, and writes "
-            "the answer differently alone: change the chat template, or set data.loss_on: all"
-        )
+def encode_records(
+    tokenizer: PreTrainedTokenizerBase,
+    records: Iterable[Mapping[str, Any]],
+    *,
+    loss_on: LossOn = "assistant",
+    special_tokens: SpecialTokens = "error",
+) -> Iterator[Document]:
+    """Encode records as documents, as `setblock train` does those of a file. Raise `SetBlockError` as it does, which names the
+    records by their numbers.
 
-
-_FORMAT = 1  # of the documents; another number where code here begins to give others
-_PLACEHOLDER = re.compile("\ue000(\\d+)\ue001")
-
-
-def _held_apart(values: list[Any], shape: RecordShape, special: re.Pattern[str]) -> tuple[list[Any], list[str]]:
-    """Return values with placeholders for their texts, and the texts: a template's own text and its input stay separate."""
-    if shape.name != "messages":
-        return [f"\ue000{index}\ue001" for index in range(len(values))], values
-    messages = [dict(message) if isinstance(message, dict) else message for message in values[0]]
-    contents = []
-    for message in messages:
-        if isinstance(message, dict) and isinstance(message.get("content"), str):
-            contents.append(message["content"])
-            message["content"] = f"\ue000{len(contents) - 1}\ue001"
-    left = next((match[0] for text in _strings(messages) if (match := special.search(text))), None)
-    if left is not None:
-        raise SetBlockError(
-            f"{left!r} occurs outside of the content of a message, where it looks like the token: take it out"
-        )
-    return [messages], contents
-
-
-def shaped(section: SourceSection, records: Iterable[SourceRecord]) -> tuple[RecordShape, Iterator[SourceRecord]]:
-    """Return the shape whose columns a section names, or else the one whose usual columns the first record has; and all
-    records. Raise `SetBlockError` if there is no record, or no such shape."""
-    records = iter(records)
-    first = next(records, None)
-    if first is None:
-        raise SetBlockError(f"data source {section.source} holds no documents: it must hold at least one")
-    records = chain([first], records)
-    for name, usual in _SHAPES.items():
-        columns = tuple(getattr(section, f"{column}_column") for column in usual)
-        if None not in columns:
-            return RecordShape(name, columns), records
-    found = [RecordShape(name, usual) for name, usual in _SHAPES.items() if first.columns.keys() >= set(usual)]
-    if len(found) == 1:
-        return found[0], records
-    names = ", ".join(first.columns) or "none"
-    if found:
-        shapes = " as well as ".join(shape.name for shape in found)
-        raise SetBlockError(f"{first.where}: its columns hold {shapes}; name the column to learn")
-    raise SetBlockError(
-        f"{first.where}: no messages, prompt and completion, or text among its columns ({names}); "
-        "name them with messages_column, prompt_column and completion_column, or text_column"
+    Args:
+        tokenizer: the model's; its chat template writes chats.
+        records: mappings of one shape, with the columns `messages` (and `tools`), or `prompt` and `completion`, or another
+            shape of docs/data.md.
+        loss_on: see `DataSection`.
+        special_tokens: see `DataSection`.
+    """
+    data = DataSection.model_validate({"source": "records", "loss_on": loss_on, "special_tokens": special_tokens})
+    encoder = Encoder(tokenizer, data.sources[0], data)
+    is_arrow = hasattr(records, "features")  # of `datasets`
+    numbered = (
+        SourceRecord(f"record {number}", without_nulls(each) if is_arrow else dict(each))
+        for number, each in enumerate(records, start=1)
     )
+    for document in encoder.documents(*shaped(encoder.section, numbered)):
+        if not (document["spells_special"] and special_tokens == "drop"):
+            yield Document(document["token_ids"], document["carries_loss"])
 
 
-def value_of(record: SourceRecord, column: str, shape: RecordShape) -> Any:
-    """Return what a column of a record holds, or raise `SetBlockError` if there is none, or it holds no text as it should."""
-    if column not in record.columns:
-        raise SetBlockError(f"no column {column!r} among {', '.join(record.columns) or 'none'}")
-    value = record.columns[column]
-    if shape.name != "messages" and not isinstance(value, str):
-        raise SetBlockError(f"column {column!r} must hold text, not {json.dumps(value, default=str)[:40]}")
-    return value
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield every text inside a record's value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from (text for each in value.values() for text in _strings(each))
-    elif isinstance(value, list):
-        yield from (text for each in value for text in _strings(each))
+_FORMAT = 2  # of the documents; another number where code here begins to give others
 
 
 def corpus_texts(section: DataSection) -> Iterator[str]:
@@ -212,28 +199,11 @@ def corpus_texts(section: DataSection) -> Iterator[str]:
     after its prompt, as in a document. Raise `SetBlockError` if a source can't be read."""
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
-        between = "" if len(shape.columns) == 2 else "\n"
+        between = "\n" if shape.is_chat or len(shape.columns) == 1 else ""
         for record in records:
-            yield between.join(_strings([record.columns.get(column) for column in shape.columns]))
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Return a pattern of the special tokens' spellings, the longest first; nothing where there is no special token."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content]
-    spelled = sorted({*added, *tokenizer.all_special_tokens}, key=lambda token: (-len(token), token))
-    return re.compile("|".join(map(re.escape, spelled)) or r"(?!)")
-
-
-def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return what the tokenizer puts before any text: a beginning-of-text token, or nothing."""
-    ids: list[int] = tokenizer("").input_ids
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id else ids
-
-
-def _tokenise(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, plain: bool = False) -> list[list[int]]:
-    if not texts:
-        return []
-    return list(tokenizer(texts, add_special_tokens=False, split_special_tokens=plain, verbose=False).input_ids)
+            if record.fault is not None:
+                raise SetBlockError(f"{record.where}: {record.fault}")
+            yield between.join(strings_of([record.columns.get(column) for column in shape.columns], keys=False))
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from setblock.chat.messages import without_nulls
 from setblock.data.section import DataSection, SourceSection
 from setblock.data.tasks import is_task, task_named
 from setblock.errors import MOST_CHARACTERS, SetBlockError, check_installed
@@ -24,10 +25,12 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Hold one record: its `columns`, such as the keys of a JSON object. `where` names it to a user: `chats.jsonl, line 12`."""
+    """Hold one record: its `columns`, such as the keys of a JSON object. `where` names it to a user: `chats.jsonl, line 12`.
+    A `fault` is why it could not be read, so that the faults of all records can be named together."""
 
     where: str
     columns: dict[str, Any]
+    fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class HubRecords:
         """Read them, or raise `SetBlockError` if the data set can't be read."""
         with _reading(self.section.source):
             for index, columns in enumerate(self.dataset):
-                yield SourceRecord(f"{self.section.source}, split {self.section.split}, row {index + 1}", columns)
+                where = f"{self.section.source}, split {self.section.split}, row {index + 1}"
+                yield SourceRecord(where, without_nulls(columns))
 
 
 class TaskRecords:
@@ -168,11 +172,11 @@ def _json_lines(path: Path) -> Iterator[SourceRecord]:
                     reason = str(error)
                     if isinstance(error, json.JSONDecodeError):
                         reason = f"{error.msg} at column {error.colno}"
-                    raise SetBlockError(
-                        f"{where}: not JSON ({reason}); a file must have one object per line"
-                    ) from error
+                    yield SourceRecord(where, {}, f"not JSON ({reason}); a file must have one object per line")
+                    continue
                 if not isinstance(columns, dict):
-                    raise SetBlockError(f"{where}: a record must be a JSON object, not {json.dumps(columns)[:40]}")
+                    yield SourceRecord(where, {}, f"a record must be a JSON object, not {json.dumps(columns)[:40]}")
+                    continue
                 yield SourceRecord(where, columns)
     except (OSError, EOFError) as error:  # both of them from gzip, too
         after = f" after line {number}" if number else ""
@@ -186,7 +190,7 @@ def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
     with _reading(str(path)):
         rows = load_dataset("parquet", data_files=[glob.escape(str(path))], split="train", streaming=True)
         for index, columns in enumerate(rows):
-            yield SourceRecord(f"{path}, row {index + 1}", columns)
+            yield SourceRecord(f"{path}, row {index + 1}", without_nulls(columns))
 
 
 @contextmanager

@@ -3,18 +3,17 @@
 Knows tokenizers. A prompt's text is always plain text: the name of a special token is spelled out, and not the token.
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from setblock.chat.messages import chat_of, check_text
+from setblock.chat.tokens import encode_chat, encode_text
 from setblock.decoding.answer.template_kwargs import check_template_kwargs
 from setblock.decoding.companions.companion import Companion
 from setblock.decoding.settings.setting import whole
-from setblock.errors import SetBlockError, check_length, prefixed, warn
+from setblock.errors import SetBlockError, prefixed
 from setblock.locks import lock_of, one_at_a_time
 
 Message = Mapping[str, Any]
@@ -31,11 +30,11 @@ def encode_prompt(
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or of messages, and the tokenizer
-    has no chat template.
+    has no chat template, or one that leaves something of them out.
 
     Args:
-        prompt: a text, token ids, or chat messages with `role` and `content`; the content is a text, or parts of type `text`
-            as OpenAI has them. A text becomes a user message where the tokenizer has a chat template.
+        prompt: a text, token ids, or chat messages as `chat_of` takes them. A text becomes a user message where the tokenizer
+            has a chat template.
         raw: continue the text as it stands, without the chat template.
         tools: functions that a chat may call, as OpenAI describes them.
         chat_template_kwargs: what else the chat template is rendered with, such as `enable_thinking`.
@@ -45,12 +44,12 @@ def encode_prompt(
             raise SetBlockError("raw leaves out the chat template: leave out chat_template_kwargs, too")
         check_template_kwargs(tokenizer, chat_template_kwargs, tools=tools)
     if isinstance(prompt, str):
-        text = _checked_text(prompt, "prompt")
-        if not text.strip():
+        check_text(prompt, "prompt")
+        if not prompt.strip():
             raise SetBlockError("prompt must not be empty")
         if raw or tokenizer.chat_template is None:
-            return list(tokenizer(text, split_special_tokens=True).input_ids)
-        return _encode_chat(tokenizer, [{"role": "user", "content": text}], template_kwargs=chat_template_kwargs)
+            return encode_text(tokenizer, prompt)
+        return encode_chat(tokenizer, [{"role": "user", "content": prompt}], template_kwargs=chat_template_kwargs)
     parts: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array holds token ids
     if not isinstance(parts, list | tuple | range):
         raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
@@ -62,26 +61,10 @@ def encode_prompt(
         if chat_template_kwargs:
             raise SetBlockError("token ids have no chat template: leave out chat_template_kwargs")
         return [whole("token ids of prompt", each) for each in parts]
-    messages = checked_messages(parts)
     if tokenizer.chat_template is None:
+        chat_of(parts, tools)
         raise SetBlockError("chat messages need a tokenizer with a chat template, and this one has none")
-    return _encode_chat(tokenizer, messages, tools, template_kwargs=chat_template_kwargs)
-
-
-def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return chat messages whose contents are plain texts. Raise `SetBlockError` for one without a `role` and a `content`."""
-    checked = []
-    for number, message in enumerate(messages, start=1):
-        where = f"message {number} of the prompt"
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise SetBlockError(f"{where} must be an object with role and content, not {message!r}")
-        content = message.get("content")
-        if isinstance(content, list | tuple) and all(_is_text_part(part) for part in content):
-            content = "".join(part["text"] for part in content)
-        if not isinstance(content, str):
-            raise SetBlockError(f"content of {where} must be a text, or parts of type 'text', not {content!r}")
-        checked.append({**message, "content": _checked_text(content, f"content of {where}")})
-    return checked
+    return encode_chat(tokenizer, parts, tools, template_kwargs=chat_template_kwargs)
 
 
 def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
@@ -89,66 +72,7 @@ def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not found:
         raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
     with prefixed(where):
-        return checked_messages(found)
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _checked_text(text: str, name: str) -> str:
-    """Refuse half of a pair of UTF-16, which no tokenizer takes, and a text that is too long for one."""
-    check_length(name, text)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise SetBlockError(f"{name} must be valid Unicode, and has {text[error.start]!r} at {error.start}") from error
-    return text
-
-
-def _encode_chat(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    *,
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
-    calls = [message["tool_calls"] for message in messages if message.get("tool_calls")]
-    if _names_special_token(tokenizer, json.dumps([calls, list(tools or ())], ensure_ascii=False)):
-        raise SetBlockError("tools and their calls must not name special tokens of the model")
-    if not any(_names_special_token(tokenizer, message["content"]) for message in messages):
-        rendered = _render(tokenizer, messages, tools, template_kwargs)
-        if any(each["role"] == "system" and each["content"].strip() not in rendered for each in messages):
-            warn("the model's chat template leaves out the system message")
-        return _encode(tokenizer, rendered, plain=False)
-    # The template is rendered around placeholders, so that what it writes and what the user wrote stay apart
-    marked = [{**m, "content": f"\ue000{index}\ue001"} for index, m in enumerate(messages)]
-    rendered = _render(tokenizer, marked, tools, template_kwargs)
-    ids: list[int] = []
-    for part, piece in enumerate(re.split("\ue000(\\d+)\ue001", rendered)):
-        is_content = part % 2 == 1
-        ids += _encode(tokenizer, messages[int(piece)]["content"] if is_content else piece, plain=is_content)
-    return ids
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    template_kwargs: Mapping[str, Any] | None,
-) -> str:
-    more = {**(template_kwargs or {}), **({"tools": list(tools)} if tools else {})}
-    with prefixed("the model's chat template refuses this chat", TemplateError):
-        text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **more)
-    return text
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, plain: bool) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain).input_ids)
-
-
-def _names_special_token(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    return any(token.content in text for token in tokenizer.added_tokens_decoder.values() if token.special)
+        return chat_of(found).messages
 
 
 _REPLACEMENT = ("\ufffd", "\u00ef\u00bf\u00bd", "<0xEF><0xBF><0xBD>")

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedTokenizerBase,
 )
@@ -199,6 +200,17 @@ def has_tokenizer(path: str | Path) -> bool:
     """Return whether a checkpoint has a tokenizer. One of a hub is taken to have one."""
     folder = Path(resolved(str(path)))
     return not folder.is_dir() or any(file for pattern in _TOKENIZERS for file in folder.glob(pattern))
+
+
+def load_generation_config(path: str | Path) -> GenerationConfig | None:
+    """Load the generation config of a checkpoint, or return None if it has none."""
+    source = resolved(str(path))
+    if is_gguf(source):
+        return None
+    try:
+        return GenerationConfig.from_pretrained(source)
+    except OSError:
+        return None
 
 
 def _config_of(source: str, trust_remote_code: bool) -> PretrainedConfig:

@@ -4,17 +4,17 @@ Types and sizes are checked here; ranges by `DecodingSettings`, whose messages n
 not is refused by name, never ignored.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_model, model_validator
 
+from setblock.chat.messages import text_of
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
 from setblock.section import Section
-from setblock.server.http.errors import bad_request, unsupported
+from setblock.server.http.errors import unsupported
 from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
 
 MAX_TOOLS = 128
@@ -37,16 +37,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 # What may come along and changes nothing.
 _IGNORED = ("user", "metadata", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention")
-
-
-def _joined_parts(content: Any) -> Any:
-    """Return the text of a message that is given in parts."""
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError("must be a text, or parts of type 'text'; no images, audio or files")
-    return "".join(part["text"] for part in content)
 
 
 def _listed(stop: Any) -> Any:
@@ -77,7 +67,7 @@ _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}
 _A_PROMPT = [{"type": "string"}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}]
 _PROMPTS = {"anyOf": [*_A_PROMPT, {"type": "array", "items": {"anyOf": _A_PROMPT}, "maxItems": MAX_PROMPTS}]}
 
-Content = Annotated[str, BeforeValidator(_joined_parts), WithJsonSchema(_CONTENT)]
+Content = Annotated[str, BeforeValidator(text_of), WithJsonSchema(_CONTENT)]
 Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPTS)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[list[StopText], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_listed)]
@@ -138,7 +128,7 @@ class NamedTool(Section):
 
 
 class CalledFunction(Named):
-    """Hold a function with arguments, which are JSON in a text."""
+    """Hold a function with arguments, which are a JSON object in a text."""
 
     arguments: str
 
@@ -150,14 +140,6 @@ class ToolCall(Section):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Return the call as chat templates take it, with the arguments as an object."""
-        try:
-            arguments = json.loads(self.function.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise bad_request("arguments of a tool call must be JSON", param="messages") from error
-        return {"id": self.id, "type": self.type, "function": {"name": self.function.name, "arguments": arguments}}
 
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
@@ -172,24 +154,24 @@ class Message(Section):
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
 
+    reasoning_content: str | None = None
+    """What the assistant thought before it answered, for templates that write it."""
+
     @model_validator(mode="before")
     @classmethod
     def _without_nothing(cls, value: Any) -> Any:
-        """Drop null fields: clients send messages back as they got them."""
+        """Drop fields that hold nothing, known or not: clients send messages back as they got them, from any server."""
         if isinstance(value, Mapping):
             if value.get("function_call"):
                 raise unsupported("messages.function_call", _NO_FUNCTIONS)
-            dropped = ("refusal", "tool_calls", "function_call", "audio", "annotations")
-            kept = {key: each for key, each in value.items() if key not in dropped or each not in (None, [])}
+            kept = {key: each for key, each in value.items() if key == "content" or each not in (None, [], {})}
             kept.pop("parsed", None)  # the client's own reading of the content
             return {**kept, "content": kept.get("content") or ""} if "tool_calls" in kept else kept
         return value
 
     def plain(self) -> dict[str, Any]:
-        """Return the message as chat templates take it."""
-        role, calls = "system" if self.role == "developer" else self.role, self.tool_calls or ()
-        given = {"tool_calls": [each.plain() for each in calls], "name": self.name, "tool_call_id": self.tool_call_id}
-        return {"role": role, "content": self.content, **{name: value for name, value in given.items() if value}}
+        """Return the message as the library takes it."""
+        return self.model_dump(exclude_none=True)
 
 
 _fields: Any = {called: _field(row) for called, row in OFFERED.items()}

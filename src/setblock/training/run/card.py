@@ -46,12 +46,25 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
         prompt="Name three fruits and their colours.",
         start=f"{start} ({NAMED_MODELS[start].origin})" if is_named(start) else start,
         block_sizes=(json.loads((folder / "config.json").read_text()).get("setblock") or {}).get("block_sizes"),
+        ends=list(_ends(folder)),
         is_chat=(folder / "chat_template.jinja").is_file(),
         figures=_figures(folder),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
         versions=list(_versions()),
     )
     return card
+
+
+def _ends(folder: Path) -> Iterator[str]:
+    """Yield the tokens that end an answer, as they are spelled, or their ids where they are no added tokens."""
+    configs = (folder / name for name in ("generation_config.json", "config.json"))
+    found = (json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") for path in configs if path.is_file())
+    ids: Any = next((each for each in found if each is not None), [])
+    tokenizer = folder / "tokenizer.json"
+    added = json.loads(tokenizer.read_text(encoding="utf-8"))["added_tokens"] if tokenizer.is_file() else []
+    spelled = {token["id"]: token["content"] for token in added}
+    for each in ids if isinstance(ids, list) else [ids]:
+        yield str(spelled.get(each, each))
 
 
 def _versions() -> Iterator[str]:

@@ -72,6 +72,8 @@ def save_result(
             refuse_loss(expected, sums_of(state.items()), "the gathered model")
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
+            if sbd.end_of_text_ids:
+                sbd.write_end_of_text_ids()  # the Trainer writes the tokenizer's there
             sbd.save(output, state=state)
 
 

@@ -242,7 +242,7 @@ def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False
                 quantization=None if to_be_saved else section.quantization,
             )
         use_chat_template(recipe.data.chat_template, sbd.tokenizer)
-    prepare(sbd, args, recipe.adapter)
+    prepare(sbd, args, recipe.adapter, warns=not to_be_saved)
     if sbd.device.type == "meta":
         # Accelerate tells parameters apart by where they are. Memory that nothing touches takes no room.
         sbd.model.to_empty(device="cpu")

@@ -11,7 +11,8 @@ from transformers import TrainingArguments
 
 
 class MuonAdamW(Optimizer):
-    """Combine two optimizers behind one interface, with one learning rate for both.
+    """Combine two optimizers behind one interface, with one learning rate for both. Norms and biases do not decay, as with the
+    Trainer's own AdamW.
 
     Muon (Jordan et al., 2024) orthogonalises the momentum of each weight matrix; its steps are scaled to AdamW's size
     (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW. Of a
@@ -31,8 +32,10 @@ class MuonAdamW(Optimizer):
         self._parts: list[Optimizer] = []
         if matrices:
             self._parts.append(Muon(matrices, lr=lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
-        if others:
-            self._parts.append(AdamW(others, lr=lr, weight_decay=decay, betas=betas, eps=args.adam_epsilon))
+        vectors = [p for p in others if p.ndim < 2]
+        for part, own in (([p for p in others if p.ndim >= 2], decay), (vectors, 0.0)):
+            if part:
+                self._parts.append(AdamW(part, lr=lr, weight_decay=own, betas=betas, eps=args.adam_epsilon))
         self.least_rows = min(map(len, matrices), default=None)  # of a matrix; None where there is none
         super().__init__([{"params": p} for part in self._parts for p in part.param_groups[0]["params"]], {})
         # The very dicts of the parts, so that a scheduler's new rate reaches them.

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerControl
 
-from setblock.errors import SetBlockError
+from setblock.errors import SetBlockError, warn
 from setblock.locks import one_at_a_time
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import gate_of, uncast_inputs
@@ -32,9 +32,15 @@ from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers
 _SUMS = ("ntp_sum", "ntp_count", "matp_sum", "matp_count")  # of `SBDLoss`
 
 
-def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None) -> None:
-    """Prepare a model for the objective: it gets a mask token if it needs one and has none. Nothing happens a second time.
-    Raise `SetBlockError` if it can't be trained, or what is to be learned has no teacher."""
+def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None, *, warns: bool = True) -> None:
+    """Prepare a model for the objective: it gets a mask token if it needs one and has none, and answers end also with what
+    closes them in its training, of which it `warns`. Nothing happens a second time. Raise `SetBlockError` if it can't be
+    trained, or what is to be learned has no teacher."""
+    if (new := sbd.end_answers_as_trained()) and warns:
+        spelled = " and ".join(f"{sbd.tokenizer.decode([each])!r} (id {each})" for each in new)
+        warn(
+            f"an answer will also end with {spelled}, which closes it in the training data: the model's configs did not say so"
+        )
     if args.objective == "sbd":
         is_frozen = adapter is not None and adapter.only_noisy
         if args.masked_loss != "cross_entropy" and not (is_frozen or args.ntp_weight):

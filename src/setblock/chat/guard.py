@@ -1,0 +1,75 @@
+"""Check that what a chat says is in what its template wrote: a template leaves out without a word what it has no place for.
+
+Knows texts. Reasoning in front of an answer is the exception: most templates leave it out of earlier turns on purpose.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from setblock.chat.messages import Chat, arguments_of
+from setblock.chat.template import TemplateForm
+
+_THOUGHT = "</think>"
+
+
+def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[tuple[str, str]]:
+    """Yield what a chat says and the text that its template wrote does not have: the role of the message that says it (`tools`
+    for a tool), and what it is, in words. White space may differ, and text may be escaped as JSON has it."""
+    known = _Written(written)
+    for number, message in enumerate(chat.messages, start=1):
+        for what, text in said(message):
+            if text not in known or (what.startswith("the call") and form.leaves_out_calls):
+                yield message["role"], f"{what} of message {number} ({message['role']})"
+    for tool in chat.tools or ():
+        if tool["function"]["name"] not in known:
+            yield "tools", f"the tool {tool['function']['name']!r}"
+
+
+def said(message: Mapping[str, Any], *, with_reasoning: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the texts of a message, of a `Chat`, each behind its name in words: its content, and the names and arguments of its
+    calls. Of an assistant's content without the reasoning in front of it, if not asked for."""
+    content = message["content"]
+    if message["role"] == "assistant":
+        thought, _, content = content.rpartition(_THOUGHT)
+        if with_reasoning:
+            yield "the reasoning", thought.rpartition("<think>")[2]
+    yield "the content", content
+    for call in message.get("tool_calls", ()):
+        name = call["function"]["name"]
+        yield f"the call of {name!r}", name
+        for text in _leaves(arguments_of(call)):
+            yield f"the arguments of {name!r}", text
+
+
+def is_written(text: str, written: str) -> bool:
+    """Return whether a template's text has another, up to white space and JSON's escapes."""
+    return text in _Written(written)
+
+
+class _Written:
+    """Hold a text that a template wrote."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._even = text, ""
+
+    def __contains__(self, text: str) -> bool:
+        if not (text := text.strip()) or text in self._text:
+            return True
+        self._even = self._even or " ".join(self._text.split())
+        once = json.dumps(text, ensure_ascii=False)[1:-1]
+        forms = (text, once, json.dumps(once, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1], repr(text)[1:-1])
+        return any(" ".join(each.split()) in self._even for each in forms)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield the texts and numbers of arguments, and their keys."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key
+            yield from _leaves(each)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for each in value:
+            yield from _leaves(each)
+    elif not isinstance(value, bool | None):
+        yield str(value)

@@ -1,0 +1,199 @@
+"""Write a chat by a tokenizer's chat template, and find out what the template takes and how it closes an answer.
+
+Knows templates and texts. No family of models is named here: a template is shown a chat, and what it makes of it tells.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from setblock.chat.messages import Chat, arguments_of
+from setblock.chat.special import special_tokens
+from setblock.errors import SetBlockError, one_line, warn
+
+Span = tuple[int, int]
+
+_MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")  # of Transformers, unknown to Jinja
+_NAME, _KEY, _VALUE, _TEXT = "name_of_a_tool", "key_of_it", "value_of_it", "What is said."
+_ARGUMENTS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+_TOOLS = [{"type": "function", "function": {"name": _NAME, "description": "-", "parameters": _ARGUMENTS}}]
+_CALL: dict[str, Any] = {
+    "id": "000000000",
+    "type": "function",
+    "function": {"name": _NAME, "arguments": {_KEY: _VALUE}},
+}
+_ASKED: dict[str, Any] = {"role": "user", "content": "?"}
+
+
+@dataclass(frozen=True)
+class TemplateForm:
+    """Describe what a chat template takes."""
+
+    takes_developer: bool  # whether it names the role `developer`
+    arguments_as_text: bool  # whether it writes arguments of calls only where they are JSON in a text
+    leaves_out_calls: bool  # whether it is known to write no calls
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Hold what a template wrote, and the spans of what `{% generation %}` marks say the assistant writes, if it has them."""
+
+    text: str
+    marked: list[Span] | None = None
+
+
+_Named = tuple[tuple[str, str], ...]
+"""The tokenizer's special tokens that templates know by name, such as `eos_token`."""
+
+
+def _named(tokenizer: PreTrainedTokenizerBase) -> _Named:
+    return tuple(sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items()))
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
+    """Return the chat template that writes a chat. Raise `SetBlockError` if the tokenizer has none for it."""
+    try:
+        template: str = tokenizer.get_chat_template(tools=chat.tools)
+    except ValueError as error:
+        raise SetBlockError(f"the tokenizer has no chat template for this chat: {one_line(error)}") from error
+    return template
+
+
+def adapted(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Chat:
+    """Return a chat as the tokenizer's template takes it: arguments of calls as an object, or as a text where it takes no
+    other. `developer` becomes `system` where the template does not name that role, with a warning."""
+    form = form_of(tokenizer, chat)
+    messages = [dict(message) for message in chat.messages]
+    if not form.takes_developer and any(message["role"] == "developer" for message in messages):
+        _tell_of_developer(template_of(tokenizer, chat))
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    for message in messages:
+        if "tool_calls" in message:
+            message["tool_calls"] = [
+                _with_arguments(call, as_text=form.arguments_as_text) for call in message["tool_calls"]
+            ]
+    return Chat(messages, chat.tools, chat.not_learned)
+
+
+@lru_cache(maxsize=64)
+def _tell_of_developer(template: str) -> None:
+    """Warn, once for each template."""
+    warn("the chat template has no role developer: messages of that role are written as those of role system")
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    *,
+    messages: int | None = None,
+    prompt: bool = False,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Rendered:
+    """Write a chat, or the first `messages` of it, and if it is a `prompt` what leads to an answer; `template_kwargs` is what
+    else the template is rendered with. Raise `SetBlockError` if the template refuses it."""
+    template, named, shown = template_of(tokenizer, chat), _named(tokenizer), chat.messages[:messages]
+    return _written(template, named, shown, chat.tools, prompt=prompt, template_kwargs=template_kwargs)
+
+
+def _written(
+    template: str,
+    named: _Named,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    *,
+    prompt: bool,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Rendered:
+    has_marks = not prompt and _MARKS.search(template) is not None
+    try:
+        (text,), spans = render_jinja_template(
+            conversations=[messages],
+            tools=tools,
+            chat_template=template,
+            return_assistant_tokens_mask=has_marks,  # the spans are of this very text
+            add_generation_prompt=prompt,
+            **{**dict(named), **(template_kwargs or {})},
+        )
+    except Exception as error:  # a template is a program: it raises anything over messages that it does not expect
+        what = one_line(error) or type(error).__name__
+        raise SetBlockError(
+            f"the chat template refuses the messages: {what}; correct them, or use another chat template"
+        ) from error
+    return Rendered(str(text), [(a, b) for a, b in spans[0] if a < b] if has_marks else None)
+
+
+def form_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> TemplateForm:
+    """Return what the template that writes a chat takes."""
+    return _form_of(template_of(tokenizer, chat), _named(tokenizer))
+
+
+@lru_cache(maxsize=64)
+def _form_of(template: str, named: _Named) -> TemplateForm:
+    written = {}
+    for as_text in (False, True):
+        calls = [_with_arguments(_CALL, as_text=as_text)]
+        with suppress(SetBlockError):  # it does not take them so
+            called: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
+            text = _written(template, named, called, _TOOLS, prompt=False).text
+            written[as_text] = _NAME in text and _VALUE in text and str({_KEY: _VALUE}) not in text
+    return TemplateForm(
+        takes_developer=re.search(r"""["']developer["']""", template) is not None,
+        arguments_as_text=not written.get(False) and written.get(True, False),
+        leaves_out_calls=bool(written) and not any(written.values()),
+    )
+
+
+def closing_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the special tokens with which the chat template closes the assistant's turn: that of an answer, and that of a
+    call, if it is another. Empty where there is no template, or it closes turns with text alone."""
+    if tokenizer.chat_template is None:
+        return []
+    templates = [template_of(tokenizer, Chat([_ASKED], tools)) for tools in (None, _TOOLS)]
+    return list(_closing(*templates, _named(tokenizer), special_tokens(tokenizer)))
+
+
+@lru_cache(maxsize=64)
+def _closing(template: str, template_with_tools: str, named: _Named, special: re.Pattern[str]) -> tuple[str, ...]:
+    as_text = _form_of(template_with_tools, named).arguments_as_text
+    call = {"role": "assistant", "content": "", "tool_calls": [_with_arguments(_CALL, as_text=as_text)]}
+    result = {"role": "tool", "name": _NAME, "tool_call_id": _CALL["id"], "content": "!"}
+    answered: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": _TEXT}, _ASKED]
+    found: list[str] = []
+    for messages, tools, last, of in (
+        (answered, None, _TEXT, template),
+        ([_ASKED, call, result], _TOOLS, _VALUE, template_with_tools),
+    ):
+        rests = []
+        for length in (2, 3):
+            with suppress(SetBlockError):  # it may refuse such a chat
+                _, is_there, rest = _written(of, named, messages[:length], tools, prompt=False).text.rpartition(last)
+                rests += [rest] if is_there else []
+        # What is behind the last turn alone closes the chat, and what is behind an earlier one alone begins the next turn
+        shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*rests, strict=False)))
+        closing = [match[0] for match in special.finditer(shared)][-1:]
+        closing = closing or [match[0] for rest in rests[:1] for match in special.finditer(rest)][:1]
+        if not any(each in rest for rest in rests[:1] for each in found):
+            found += closing
+    return tuple(found)
+
+
+def closing_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of `closing_tokens`."""
+    return [int(tokenizer.convert_tokens_to_ids(each)) for each in closing_tokens(tokenizer)]
+
+
+def _with_arguments(call: Mapping[str, Any], *, as_text: bool) -> dict[str, Any]:
+    given = call["function"]["arguments"]
+    if as_text:
+        arguments: Any = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    else:
+        arguments = arguments_of(call)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
