@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "structure": {"chat", "errors", "lazy", "locks"},
     "model": CORE,
     "decoding": CORE | {"model", "structure"},
-    "training": CORE | {"model", "section", "yaml_loader"},
+    "training": CORE | {"model", "roofline", "section", "yaml_loader"},
     "engine": CORE | {"model", "decoding"},
     "export": CORE | {"model"},
     "evaluation": CORE | {"model", "decoding", "engine", "training", "yaml_loader"},

@@ -476,6 +476,7 @@ def test_why_a_stream_failed_is_logged(served_model):
 def test_all_that_is_logged_is_json(capfd):
     before = [(each, each.handlers, each.level, each.propagate) for each in map(logging.getLogger, LOGGERS)]
     try:
+        logging.getLogger("transformers").setLevel(logging.WARNING)  # whatever another test has left
         log_to_stderr("info")
         logging.getLogger("setblock.server").info("ours")
         logging.getLogger("uvicorn.error").warning("uvicorn's")

@@ -8,8 +8,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
+from setblock.errors import install_command
 from setblock.export.gguf_file import write_gguf
-from setblock.integrations.llama_cpp.library import INSTALL, is_installed
+from setblock.integrations.llama_cpp.library import is_installed
 from setblock.integrations.llama_cpp.model import LlamaModel, load
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.integrations.llama_cpp.runner import Context
@@ -23,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not is_installed():
         for item in items:
             if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=f"llama.cpp is not installed: {INSTALL}"))
+                item.add_marker(pytest.mark.skip(reason=f"llama.cpp is not installed: {install_command('llama-cpp')}"))
 
 
 def lengths(context: Context) -> list[int]:

@@ -184,8 +184,10 @@ def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
     """Load the config and the tokenizer of a checkpoint, whose weights need not be there. Raise `SetBlockError` if one does not
     exist, or is damaged."""
-    config, source = load_config(path), resolved(str(path))
-    return config, _tokenizer_of(source, False, gguf.metadata_of(source) if is_gguf(source) else None)
+    source = resolved(str(path))
+    check_source(source, needs_weights=False)
+    metadata = gguf.metadata_of(source) if is_gguf(source) else None  # first, as it says whether the file is whole
+    return _config_of(source, False), _tokenizer_of(source, False, metadata)
 
 
 def load_config(path: str | Path) -> PretrainedConfig:

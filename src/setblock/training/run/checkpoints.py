@@ -172,20 +172,21 @@ def _has_end(path: Path) -> bool:
 
 def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
     """Return whether an earlier run has left its final model, and the newest checkpoint that all processes see, if there is
-    one. Every process must call this. Raise `SetBlockError` if the folder can't be made, or another node does not see what the
-    main process writes there."""
+    one. Every process must call this."""
     output = Path(args.output_dir)
-    if args.world_size > 1:
-        make_folder(output)
-        _check_shared(output, args)
     checkpoints = whole_checkpoints(output)
     seen = gather_object([(is_finished(output), {step_of(path) for path in checkpoints})])
     common = set.intersection(*(steps for _, steps in seen))
     return seen[0][0], max((path for path in checkpoints if step_of(path) in common), key=step_of, default=None)
 
 
-def _check_shared(output: Path, args: SBDConfig) -> None:
-    """Refuse folders that processes don't share, where a checkpoint is written by few of them, or a share by each."""
+def check_shared(args: SBDConfig) -> None:
+    """Refuse output folders that processes don't share, where a checkpoint is written by few of them, or a share by each. Every
+    process must call this. Raise `SetBlockError` also if the folder can't be made."""
+    if args.world_size == 1:
+        return
+    output = Path(args.output_dir)
+    make_folder(output)
     path = output / ".shared"
     if args.process_index == 0:
         path.write_text(os.urandom(8).hex())

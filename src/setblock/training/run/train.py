@@ -41,6 +41,7 @@ from setblock.training.recipe import ModelSection, Recipe
 from setblock.training.run.card import CARD_FILE, model_card
 from setblock.training.run.checkpoints import (
     check_run,
+    check_shared,
     claim,
     earlier_run,
     is_finished,
@@ -86,6 +87,7 @@ def _only_run(args: SBDConfig) -> Iterator[None]:
     """Let no other process train in the output folder while active. Raise `SetBlockError` if one does, or the folder can't be
     written, or holds an adapter, with which Transformers would load the result. All processes raise the same."""
     folder = Path(args.output_dir)
+    check_shared(args)
     with ExitStack() as held:
         with raising_together():
             if args.should_save and not is_finished(folder):
