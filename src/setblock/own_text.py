@@ -7,7 +7,7 @@ the data of its base model; TiDAR, arXiv 2511.08923, and speculative drafters on
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from setblock.data.section import DataSection
 from setblock.data.texts.records import records_of
 from setblock.data.texts.shapes import shaped, values_of
 from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError, prefixed
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.json_lines import PartFile, read_json
 from setblock.model.sbd_model import SBDModel
-from setblock.structure.calls import CallForm, CallReader, call_form
+from setblock.structure.calls import CallForm, Calls, Piece, call_form
+from setblock.structure.compiled import grammars_of
 
 
 @dataclass(frozen=True)
@@ -67,31 +69,33 @@ def _question(values: list[Any], where: str) -> Question:
     return Question(chat.messages[:last], chat.tools or None, where)
 
 
-def answered(question: Question, text: str, form: CallForm | None = None) -> dict[str, Any] | None:
-    """Return the record of an answer, in the shape that it was asked in; calls of tools, in the `form` of the chat template,
-    are calls of the message. None if the arguments of a call are not JSON."""
+def answered(question: Question, text: str) -> dict[str, Any]:
+    """Return the record of an answer without calls, in the shape that it was asked in."""
     if isinstance(question.prompt, str):
         return {**question.record, "completion": text}
-    content, calls = (text, []) if form is None else _separated(text, form)
+    return {**question.record, "messages": [*question.prompt, {"role": "assistant", "content": text}]}
+
+
+def called(question: Question, pieces: Iterable[Piece]) -> dict[str, Any] | None:
+    """Return the record of an answer whose calls were separated from its text, or None if a call's arguments are not JSON."""
+    calls: list[dict[str, Any]] = []
+    text = ""
+    for piece in pieces:
+        if piece.kind == "text":
+            text += piece.text
+        elif piece.kind == "name":
+            calls.append({"type": "function", "function": {"name": piece.text, "arguments": ""}})
+        else:
+            calls[piece.call]["function"]["arguments"] += piece.text
+    record = answered(question, text)
     try:
         for call in calls:
             call["function"]["arguments"] = read_json(call["function"]["arguments"])
     except ValueError:
         return None
-    message = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
-    return {**question.record, "messages": [*question.prompt, message]}
-
-
-def _separated(text: str, form: CallForm) -> tuple[str, list[dict[str, Any]]]:
-    """Return the text of an answer without its calls, and the calls, the arguments as the model wrote them."""
-    pieces = CallReader(form).read(text, final=True)
-    calls: list[dict[str, Any]] = []
-    for piece in pieces:
-        if piece.kind == "name":
-            calls.append({"type": "function", "function": {"name": piece.text, "arguments": ""}})
-        elif piece.kind == "arguments":
-            calls[piece.call]["function"]["arguments"] += piece.text
-    return "".join(piece.text for piece in pieces if piece.kind == "text"), calls
+    if calls:
+        record["messages"][-1]["tool_calls"] = calls
+    return record
 
 
 def regenerate(
@@ -114,7 +118,7 @@ def regenerate(
     """
     questions = iter(questions)
     tokenizer = model.tokenizer
-    form_of_calls = cache(partial(call_form, tokenizer))
+    form_of_calls = cache(lambda: call_form(tokenizer, grammars_of(tokenizer).special, ends=model.end_of_text_ids))
     with PartFile(path) as file:
         made = {name: repr(value) for name, value in settings.changed().items()}
         earlier = file.begin({"model": model_fingerprint(model), "settings": made})
@@ -129,8 +133,14 @@ def regenerate(
             each = [settings.of_sample(asked + number) for number in range(len(batch))]
             prompts = [_encoded(tokenizer, question) for question in batch]
             for question, answer in zip(batch, generate_batch(model, prompts, settings=each), strict=True):
-                form = form_of_calls() if question.tools else None
-                record = answered(question, answer.text, form) if answer.finish_reason == "stop" else None
+                record = None
+                if answer.finish_reason == "stop":
+                    if question.tools:
+                        token_ids = [each for each in answer.token_ids if each not in model.end_of_text_ids]
+                        reader = AnswerReader(_calls(form_of_calls(), question.tools), tokenizer)
+                        record = called(question, reader.read(token_ids, finish_reason="stop"))
+                    else:
+                        record = answered(question, answer.text)
                 file.add({"question": question.record, "answer": record})
                 kept += record is not None
             asked += len(batch)
@@ -143,6 +153,12 @@ def regenerate(
             )
         )
     return asked, kept
+
+
+def _calls(form: CallForm, tools: Iterable[dict[str, Any]]) -> Calls:
+    functions = [tool["function"] for tool in tools]
+    parameters = {each["name"]: each.get("parameters") or {"type": "object"} for each in functions}
+    return Calls(form, parameters, required=False, parallel=True)
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[int]:

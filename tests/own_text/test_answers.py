@@ -17,8 +17,8 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.json_lines import PartFile
 from setblock.model.sbd_model import SBDModel
-from setblock.own_text import Question, answered, questions_of, regenerate
-from setblock.structure.calls import call_form
+from setblock.own_text import Question, answered, called, questions_of, regenerate
+from setblock.structure.calls import Piece
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
 QUESTIONS = [Question(f"Question {i}:") for i in range(12)]
@@ -118,9 +118,8 @@ def test_a_chat_keeps_its_tools_calls_and_names(model: SBDModel, tmp_path: Path)
     source.write_text(json.dumps({"messages": chat, "tools": [TOOL]}) + "\n")
     (question,) = questions_of(DataSection(source=str(source)))
     assert question == Question(chat[:3], [TOOL])
-    form = call_form(model.tokenizer)
-    said = 'Hm.[call]{"name": "look", "arguments": {"at": [4]}}'
-    assert answered(question, said, form) == {
+    pieces = [Piece("text", "Hm."), Piece("name", "look", call=0), Piece("arguments", '{"at": [4]}', call=0)]
+    assert called(question, pieces) == {
         "messages": [
             *chat[:3],
             {
@@ -131,13 +130,16 @@ def test_a_chat_keeps_its_tools_calls_and_names(model: SBDModel, tmp_path: Path)
         ],
         "tools": [TOOL],
     }
-    assert answered(question, '[call]{"name": "look", "arguments": {"at": [4}}', form) is None
+    assert called(question, [*pieces[:2], Piece("arguments", '{"at": [4}', call=0)]) is None
 
     fed: list[list[int]] = []
+    said = 'Hm.[call]{"name": "look", "arguments": {}}'
+    token_ids = model.tokenizer(said, add_special_tokens=False).input_ids
+    model.end_of_text_ids = (model.tokenizer.eos_token_id,)
 
     def generate_batch(model: SBDModel, prompts: list[list[int]], **_: Any) -> list[Any]:
         fed.extend(prompts)
-        return [SimpleNamespace(text=said, finish_reason="stop")]
+        return [SimpleNamespace(text=said, token_ids=[*token_ids, *model.end_of_text_ids], finish_reason="stop")]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("setblock.own_text.generate_batch", generate_batch)
@@ -147,7 +149,8 @@ def test_a_chat_keeps_its_tools_calls_and_names(model: SBDModel, tmp_path: Path)
         chat[:3], tools=[TOOL], tokenize=False, add_generation_prompt=True
     )
     assert "<user Ana>" in text
-    assert records(path) == [{"question": 0, **(answered(question, said, form) or {})}]
+    expected = called(question, [*pieces[:2], Piece("arguments", "{}")])
+    assert records(path) == [{"question": 0, **(expected or {})}]
 
 
 def test_questions_of_every_shape(tmp_path: Path) -> None:

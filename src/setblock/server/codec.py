@@ -17,9 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.answer.template_kwargs import check_template_kwargs
 from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.errors import SetBlockError
 from setblock.server.api.token_texts import TokenTexts
-from setblock.server.api.tool_calls import AnswerReader
 from setblock.server.http.errors import bad_request
 from setblock.structure.calls import CallForm, Calls, call_form
 from setblock.structure.compiled import Compiled, grammars_of

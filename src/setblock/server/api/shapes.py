@@ -10,9 +10,9 @@ from typing import Any
 
 from setblock.decoding.answer.generation import Generation, Reveal, TokenLogprobs
 from setblock.decoding.answer.news import RowNews
+from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.engine.request import Progress
 from setblock.server.api.token_texts import TokenTexts
-from setblock.server.api.tool_calls import AnswerReader
 from setblock.structure.calls import Piece
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
