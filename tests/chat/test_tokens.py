@@ -137,6 +137,12 @@ def test_what_templates_change_on_purpose_is_no_loss() -> None:
         assert encode_chat(with_template(template), messages)
 
 
+def test_a_text_beside_a_call_may_be_left_out_of_a_prompt() -> None:
+    """As some templates do: a client sends back what the model itself said before it called."""
+    with pytest.warns(SetBlockWarning, match=r"leaves out the content of message 2 \\(assistant\\)"):
+        assert encode_chat(with_template(BARE), [USER, {**call(a="b"), "content": "I'll see."}])
+
+
 TEMPLATES = {name: template for name, (template, _) in SHAPES.items()}
 STRING = HERMES.replace("{{ call.function.arguments | tojson }}", "{{ '' + call.function.arguments }}")
 

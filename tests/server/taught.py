@@ -69,7 +69,8 @@ def taught(name: str, *, steps: int = 250) -> SBDModel:
     """A model that was taught to call in a shape of `SHAPES`."""
     torch.manual_seed(0)
     template, added = SHAPES[name]
-    template = template.replace("{{ tools | tojson }}", "yes")  # short, and read by no such model
+    names = "{{ tools | map(attribute='function.name') | join(' ') }}"  # short: no such model reads more
+    template = template.replace("{{ tools | tojson }}", names)
     rows = chats(several="one call" not in template and "[0]" not in template, reasoning=name.startswith("thinks"))
     tokenizer = train_tokenizer([json.dumps(row) for row in rows], vocab_size=400)
     tokenizer = with_tokens(tokenizer, template, added)

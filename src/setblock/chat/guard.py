@@ -5,25 +5,35 @@ Knows texts. Reasoning in front of an answer is the exception: most templates le
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from setblock.chat.messages import Chat, arguments_of
 from setblock.chat.template import TemplateForm
 
+CONTENT = "the content"
 _THOUGHT = "</think>"
 
 
-def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[tuple[str, str]]:
-    """Yield what a chat says and the text that its template wrote does not have: the role of the message that says it (`tools`
-    for a tool), and what it is, in words. White space may differ, and text may be escaped as JSON has it."""
+class LeftOut(NamedTuple):
+    """Hold what a template leaves out of a chat."""
+
+    role: str | None  # of the message; None for a tool
+    is_content: bool  # a message's content, and no call
+    what: str  # in words
+
+
+def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[LeftOut]:
+    """Yield what a chat says and the text that its template wrote does not have. White space may differ, and text may be
+    escaped as JSON has it."""
     known = _Written(written)
     for number, message in enumerate(chat.messages, start=1):
         for what, text in said(message):
             if text not in known or (what.startswith("the call") and form.leaves_out_calls):
-                yield message["role"], f"{what} of message {number} ({message['role']})"
+                role = message["role"]
+                yield LeftOut(role, what == CONTENT, f"{what} of message {number} ({role})")
     for tool in chat.tools or ():
         if tool["function"]["name"] not in known:
-            yield "tools", f"the tool {tool['function']['name']!r}"
+            yield LeftOut(None, False, f"the tool {tool['function']['name']!r}")
 
 
 def said(message: Mapping[str, Any], *, with_reasoning: bool = False) -> Iterator[tuple[str, str]]:
@@ -34,7 +44,7 @@ def said(message: Mapping[str, Any], *, with_reasoning: bool = False) -> Iterato
         thought, _, content = content.rpartition(_THOUGHT)
         if with_reasoning:
             yield "the reasoning", thought.rpartition("<think>")[2]
-    yield "the content", content
+    yield CONTENT, content
     for call in message.get("tool_calls", ()):
         name = call["function"]["name"]
         yield f"the call of {name!r}", name

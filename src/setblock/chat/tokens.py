@@ -25,15 +25,18 @@ def encode_chat(
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return the token ids of the prompt that a chat is; `template_kwargs` is what else the chat template is rendered with.
-    Raise `SetBlockError` if it is none, the chat template refuses it, or leaves out what it says; of a system message that is
-    warned of."""
+    Raise `SetBlockError` if it is none, the chat template refuses it, or leaves out what it says; of a system message, and of
+    the text of an earlier answer, that is warned of."""
     chat = adapted(tokenizer, chat_of(messages, tools))
     apart, marks = held_apart(tokenizer, chat)
     written = render(tokenizer, apart, prompt=True, template_kwargs=template_kwargs).text
-    for role, what in left_out(chat, marks.removed(written), form_of(tokenizer, chat)):
-        if role != "system":
+    for role, is_content, what in left_out(chat, marks.removed(written), form_of(tokenizer, chat)):
+        if role == "system":
+            warn("the model's chat template leaves out the system message")
+        elif role == "assistant" and is_content:  # some write a call without the text in front of it
+            warn(f"the model's chat template leaves out {what}")
+        else:
             raise SetBlockError(f"the chat template leaves out {what}: leave it out, or use another chat template")
-        warn("the model's chat template leaves out the system message")
     return encode_segments(tokenizer, marks.segments(written))
 
 

@@ -42,7 +42,7 @@ def chat_pieces(
     chat, marks = held_apart(tokenizer, plain) if apart else (plain, NO_MARKS)
     written = render(tokenizer, chat)
     whole = marks.removed(written.text)
-    for _, what in left_out(plain, whole, form_of(tokenizer, plain)):
+    for _, _, what in left_out(plain, whole, form_of(tokenizer, plain)):
         raise SetBlockError(f"the chat template leaves out {what}: take it out, or use another chat template")
     answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
     for index in answers[-1:]:  # of earlier turns, templates leave the reasoning out on purpose
