@@ -139,7 +139,7 @@ def test_what_templates_change_on_purpose_is_no_loss() -> None:
 
 def test_a_text_beside_a_call_may_be_left_out_of_a_prompt() -> None:
     """As some templates do: a client sends back what the model itself said before it called."""
-    with pytest.warns(SetBlockWarning, match=r"leaves out the content of message 2 \\(assistant\\)"):
+    with pytest.warns(SetBlockWarning, match=r"leaves out the content of message 2 \(assistant\)"):
         assert encode_chat(with_template(BARE), [USER, {**call(a="b"), "content": "I'll see."}])
 
 
