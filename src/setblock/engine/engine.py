@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from setblock.decoding.drafts.control import control_of
+from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import check_rows
 from setblock.engine.limits import EngineFigures, EngineLimits
@@ -17,7 +17,7 @@ from setblock.engine.pages import PagePool
 from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.runtime import LanguageModel, Span
+from setblock.model.protocol.runtime import LanguageModel, Span, pass_kind
 
 
 class Engine:
@@ -96,7 +96,7 @@ class Engine:
             kv_tokens_used=used,
             kv_tokens_cached=len(pool.idle) * pool.page_tokens,
             kv_tokens_total=pool.total * pool.page_tokens,
-            pass_seconds=control_of(self._model).curve(self._runner, rows=running, cached=used),
+            pass_seconds=draft_lengths_of(self._model).curve(pass_kind(self._runner), running),
             **self._counts,
         )
 
