@@ -1,9 +1,10 @@
 """Choose before each pass how much each row of method `exact` drafts: what gives the most tokens for its time.
 
+    rate = tokens a second that recent passes gave, or `MARGIN` times those of plain decoding if these are more
     for each length that drafts may have in this pass:
         tokens  = one of each row + the drafted tokens that are right + those of the next draft, on average
         seconds = of this pass + what checking the next draft adds to the next pass
-    take the length with the most tokens a second, if these are `MARGIN` times those of plain decoding
+    take the length with the most tokens - rate * seconds
 
 How often drafted tokens are right and how long passes take is measured (`FadingMeans`, `PassTimes`). A text never depends on
 what is chosen: the next pass checks every draft. Shapes: R rows that draft, C lengths that are compared.
@@ -11,7 +12,6 @@ what is chosen: the next pass checks every draft. Shapes: R rows that draft, C l
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import ceil, log2
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ FREE_TOKENS_CPU, FREE_TOKENS_GPU = 48.0, 512.0  # that take as long to compute a
 WEIGHT = 6.0  # values that a prior counts as
 ROW_MEMORY, MODEL_MEMORY = 20.0, 300.0  # values of each mean that count
 SLOWER, FASTER = 1 / 16, 1 / 4  # what a pass counts in a mean of seconds: one that took long may have been disturbed
+RECENT = 16  # passes that count for what passes give
 RETRY_AFTER, RETRY_LOSS = (
     16,
     1 / 50,
@@ -138,6 +139,16 @@ class PassShape:
 
 
 @dataclass
+class Recent:
+    """What recent passes of one kind over about as many rows gave."""
+
+    tokens: float = 1.0  # of a pass, over those of plain decoding
+    seconds: float = 1.0  # the same
+    waited: int = 0  # passes since another length was tried
+    turn: int = 0  # how many were tried
+
+
+@dataclass
 class DraftLengths:
     """Choose for all requests to a model, which share what is measured."""
 
@@ -146,54 +157,49 @@ class DraftLengths:
     right: FadingMeans = field(default_factory=lambda: FadingMeans(MODEL_MEMORY))  # as in `RowHistory`
     of_blocks: FadingMeans = field(default_factory=lambda: FadingMeans(MODEL_MEMORY))  # as in `RowHistory`
     _times: dict[tuple[str, int], PassTimes] = field(default_factory=dict)  # by kind, and about how many rows
-    _retries: dict[tuple[str, int], tuple[int, int]] = field(
-        default_factory=dict
-    )  # passes since one, and which is next
+    _recent: dict[tuple[str, int], Recent] = field(default_factory=dict)
 
     def choose(self, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
         """Return how much each row drafts in the next pass."""
-        lengths = lengths_of(rows, shape.widths)  # [4, C, R]
-        tokens, seconds = self._expected(rows, lengths, shape)
-        rates = tokens / seconds
-        best = int(rates.argmax())
-        best = best if rates[best] > MARGIN * rates[0] else 0
+        reached = _table([1.0, *row.reached] for row in rows)  # [R, 1 + drafted tokens]
+        expected = _table([0.0, *row.expected] for row in rows)  # [R, 1 + those of a block's draft]
+        lengths = _lengths(rows, reached[:, 1:], expected[:, 1:], shape.widths)  # [4, C, R]
+        now, later = _tokens(reached, expected, lengths)
+        now += shape.rows - len(rows)
+        seconds, more = self._seconds(reached, lengths, shape)
+        # What a pass gives beyond what its seconds give otherwise: as much as recent passes gave, and more than plain decoding
+        recent = self._recent.setdefault((shape.kind, _about(shape.rows)), Recent())
+        rate = max(MARGIN, recent.tokens / recent.seconds) * now[0] / seconds[0]
+        worth = now + later - rate * (seconds + more)
+        best = int(worth.argmax())
         # Others are tried again, one after another: the more it is expected to cost, the later
-        key = shape.kind, _about(shape.rows)
-        waited, turn = self._retries.get(key, (0, 0))
         if len(others := (lengths != lengths[:, best, None]).any(axis=(0, 2)).nonzero()[0]):
-            other = int(others[turn % len(others)])
-            loss = (1 - rates[other] / rates[best]) * seconds[other] / seconds[best]
-            if waited >= RETRY_AFTER + loss / RETRY_LOSS:
-                waited, turn, best = 0, turn + 1, other
-        self._retries[key] = waited + 1, turn
+            other = int(others[recent.turn % len(others)])
+            loss = (worth[best] - worth[other]) / rate / seconds[best]
+            if recent.waited >= RETRY_AFTER + loss / RETRY_LOSS:
+                recent.waited, recent.turn, best = 0, recent.turn + 1, other
+        recent.waited += 1
+        recent.tokens += (now[best] / now[0] - recent.tokens) / RECENT
+        recent.seconds += (seconds[best] / seconds[0] - recent.seconds) / RECENT
         return [DraftLength(*of_row) for of_row in lengths[:, best].T.tolist()]
 
-    def _expected(
-        self, rows: Sequence[RowDraft], lengths: np.ndarray, shape: PassShape
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return [C] the tokens of a pass and of the drafts that it gives, and [C] the seconds of both."""
+    def _seconds(self, reached: np.ndarray, lengths: np.ndarray, shape: PassShape) -> tuple[np.ndarray, np.ndarray]:
+        """Return [C], the seconds of a pass, and [C], those that checking its new drafts adds to the next one."""
         drafted, fed, branches, branch_size = lengths
-        every, times = np.arange(len(rows)), self.times(shape.kind, shape.rows)
-
-        def seconds(more: np.ndarray) -> np.ndarray:
-            """Return [C], of passes with so many tokens [C, R] besides one of each row."""
-            total = shape.others + len(rows) + more.sum(axis=1)
-            if shape.widths is not None:
-                total = shape.padded_rows * np.maximum(1 + more.max(axis=1), shape.widths[0])
-            return times.seconds(np.asarray([shape.computed(round(each)) for each in total.tolist()], dtype=float))
-
-        reached = _table([1.0, *row.reached] for row in rows)
-        tokens = reached.cumsum(axis=1)[every, drafted]
-        # The block gives the next draft if all that is checked is right, and a branch if it is wrong there
-        chance = reached[every, drafted] + 1 - reached[every, branches]
-        new = (fed - 1).clip(0)
-        tokens = tokens + chance * _table([0.0, *accumulate(row.expected)] for row in rows)[every, new]
-        more = drafted + branches * branch_size
-        taken = seconds(more + fed if shape.fuses_commit else more)
-        if not shape.fuses_commit:  # a block has a pass of its own
-            taken = taken + np.where(fed.any(axis=1), seconds(fed), 0.0)
-        next_one = seconds(chance * new) - seconds(np.zeros_like(chance))
-        return tokens.sum(axis=1) + shape.rows - len(rows), taken + next_one
+        checked = drafted + branches * branch_size
+        this = checked + fed if shape.fuses_commit else checked  # else a block has a pass of its own
+        new = _chance(reached, lengths) * (fed - 1).clip(0)
+        more = np.stack([this, this + new, fed])  # the next pass has about as many other tokens
+        total = shape.others + len(reached) + more.sum(axis=2)  # [3, C]
+        if shape.widths is not None:
+            needed, widths = 1 + more.max(axis=2), np.asarray(shape.widths)
+            wide = widths[np.searchsorted(widths, needed).clip(max=len(widths) - 1)]
+            total = shape.padded_rows * np.maximum(needed, wide)
+        computed = [shape.computed(round(tokens)) for tokens in total.ravel().tolist()]
+        times = self.times(shape.kind, shape.rows).seconds(np.asarray(computed, dtype=float))
+        seconds, with_new, apart = times.reshape(total.shape)
+        apart = np.where(fed.any(axis=1) & (not shape.fuses_commit), apart, 0.0)
+        return seconds, with_new - seconds + apart
 
     def times(self, kind: str, rows: int) -> PassTimes:
         """Return the times of passes of a kind over about so many rows. They begin with those of the most similar passes."""
@@ -213,23 +219,44 @@ class DraftLengths:
         return tuple(zip(tokens, times.seconds(np.asarray(tokens, dtype=float)).tolist(), strict=True))
 
 
-def lengths_of(rows: Sequence[RowDraft], widths: Sequence[int] | None) -> np.ndarray:
+def _lengths(
+    rows: Sequence[RowDraft], reached: np.ndarray, expected: np.ndarray, widths: Sequence[int] | None
+) -> np.ndarray:
     """Return [4, C, R], the numbers of `DraftLength` that are compared. The first of C are those of plain decoding."""
     size = np.asarray([row.size for row in rows])
     if widths is None:  # each row drafts what is likely enough to be right
         least = np.asarray(CHANCES)[:, None, None]
-        drafted = (_table(row.reached for row in rows) >= least).sum(axis=2)
-        likely = (_table(row.expected for row in rows) >= least).sum(axis=2)
+        drafted, likely = (reached >= least).sum(axis=2), (expected >= least).sum(axis=2)
         fed = np.minimum(size, likely + (likely > 0))
     else:  # each row drafts as much as there is room for
         room = np.asarray(widths)[:, None] - 1
         drafted = np.minimum([len(row.reached) for row in rows], room)
         fed = np.minimum(size, room - drafted)
         fed = np.where(fed > 1, fed, 0)
-    branches = np.minimum([row.branches for row in rows], drafted) * (fed > 0)
-    counts = [0, *(1 << bits for bits in range(int(branches.max()).bit_length()))]
-    parts = [(drafted, fed, some := np.minimum(branches, count), fed * (some > 0)) for count in counts]
+    none = np.zeros_like(drafted)
+    most = np.minimum([row.branches for row in rows], drafted) * (fed > 0)
+    parts = [(drafted, none, none, none), (drafted, fed, none, none)]
+    for bits in range(int(most.max()).bit_length()):
+        branches = np.minimum(most, 1 << bits)
+        parts.append((drafted, fed, branches, fed * (branches > 0)))
     return np.concatenate(parts, axis=1)
+
+
+def _tokens(reached: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return [C], the expected tokens of a pass, and [C], those of the drafts that it gives."""
+    drafted, fed, *_ = lengths
+    every = np.arange(len(reached))
+    of_draft = reached.cumsum(axis=1)[every, drafted]
+    of_block = expected.cumsum(axis=1)[every, (fed - 1).clip(0)]
+    return of_draft.sum(axis=1), (_chance(reached, lengths) * of_block).sum(axis=1)
+
+
+def _chance(reached: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return [C, R], how likely a pass gives a row a draft: its block, if all that is checked is right, or else a branch."""
+    drafted, _, branches, _ = lengths
+    every = np.arange(len(reached))
+    found: np.ndarray = reached[every, drafted] + 1 - reached[every, branches]
+    return found
 
 
 def _table(rows: Iterable[Sequence[float]]) -> np.ndarray:
