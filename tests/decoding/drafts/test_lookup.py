@@ -5,13 +5,13 @@ from collections import Counter
 
 import pytest
 import torch
+from given_costs import GivenControl, GivenCosts, by_token
 from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_model, tiny_sbd
-from given_costs import GivenControl, GivenCosts, by_token
 from naive import _most_often, full_logits, naive_exact
-from setblock.decoding.drafts.gains import COPIED, ELSEWHERE
+from setblock.decoding.drafts.kinds import COPIED, ELSEWHERE
 from setblock.decoding.drafts.lookup import copied
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded
