@@ -52,9 +52,11 @@ class FadingMeans:
         self._memory, self._parent = memory, parent
         self._means: list[float] = []
         self._counts: list[float] = []
+        self._known: list[float] = []  # of a model: its values, until the next update
 
     def update(self, number: int, value: float) -> None:
         """Add a value."""
+        self._known = []
         missing = number + 1 - len(self._means)
         self._means += [0.0] * missing
         self._counts += [0.0] * missing
@@ -63,12 +65,21 @@ class FadingMeans:
         if self._parent is not None:
             self._parent.update(number, value)
 
-    def values(self, prior: Sequence[float]) -> list[float]:
-        """Return as many means as there are of `prior`, each drawn towards it."""
-        prior = prior if self._parent is None else self._parent.values(prior)
-        known = zip(self._counts, self._means, prior, strict=False)
-        found = [(count * mean + WEIGHT * each) / (count + WEIGHT) for count, mean, each in known]
-        return [*found, *prior[len(found) :]]
+    def values(self, count: int, prior: Callable[[int, float], float]) -> list[float]:
+        """Return the first `count` means. Each is drawn towards `prior` of its number and the value before it."""
+        of_parent = None if self._parent is None else self._parent.values(count, prior)
+        if len(self._known) == count:
+            return self._known
+        found, last, known = list[float](), 1.0, len(self._means)
+        for number in range(count):
+            last = prior(number, last) if of_parent is None else of_parent[number]
+            if number < known:
+                seen = self._counts[number]
+                last = (seen * self._means[number] + WEIGHT * last) / (seen + WEIGHT)
+            found.append(last)
+        if self._parent is None:
+            self._known = found
+        return found
 
 
 class PassTimes:
@@ -89,14 +100,15 @@ class PassTimes:
         mean[2] += 1
 
     def seconds(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the seconds of passes of so many tokens, in a unit of their own before the first pass. They lie on straight
-        lines between the means, and beyond them are in the ratio of 1 + tokens / `free_tokens`."""
+        """Return the seconds of passes of so many tokens, in a unit of their own before the first pass. From the mean below,
+        they rise in the ratio of `free_tokens` + tokens, but not above the line to the next mean: so sizes are tried."""
         if not self._means:
-            return 1 + tokens / self._free_tokens
+            return self._free_tokens + tokens
         count, seconds, _ = np.asarray(sorted(self._means.values())).T
         seconds = np.minimum.accumulate(seconds[::-1])[::-1]  # more tokens never take less time
-        near = tokens.clip(count[0], count[-1])
-        found: np.ndarray = np.interp(near, count, seconds) * (self._free_tokens + tokens) / (self._free_tokens + near)
+        below = np.searchsorted(count, tokens, side="right").clip(1) - 1
+        rising = seconds[below] * (self._free_tokens + tokens) / (self._free_tokens + count[below])
+        found: np.ndarray = np.minimum(rising, np.interp(tokens, count, seconds, right=np.inf))
         return found
 
     @property

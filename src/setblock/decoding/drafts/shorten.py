@@ -16,7 +16,7 @@ from setblock.decoding.drafts.draft_length import (
     PassShape,
     RowDraft,
 )
-from setblock.decoding.drafts.kinds import PRIOR, kinds_of_copy
+from setblock.decoding.drafts.kinds import NUM_KINDS, PRIOR, kinds_of_copy
 from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.feed import row_widths
 from setblock.model.protocol.runtime import Runner, Span, pass_kind
@@ -38,7 +38,7 @@ class RowHistory:
 
     def reached(self, kinds: Sequence[int]) -> list[float]:
         """Return for each token of a draft how likely it and all before it are right."""
-        chances = self.right.values(PRIOR)
+        chances = self.right.values(NUM_KINDS, _of_kind)
         return list(accumulate((chances[kind] for kind in kinds), mul))
 
     def learn(self, span: Span) -> None:
@@ -68,8 +68,16 @@ class RowHistory:
         """Return what the row may draft."""
         size = min(terms.block_size, terms.limit - span.start - 1)
         size = size if has_blocks and size > 1 else 0  # a block of one token drafts nothing
-        expected = self.of_blocks.values([RIGHT ** (1 + place) for place in range(max(0, size - 1))])
+        expected = self.of_blocks.values(max(0, size - 1), _of_place)
         return RowDraft(self.reached(span.kinds), list(accumulate(expected, min)), size, branches)
+
+
+def _of_kind(kind: int, _: float) -> float:
+    return PRIOR[kind]
+
+
+def _of_place(_: int, before: float) -> float:
+    return RIGHT * before
 
 
 def draft_lengths_of(model: Any) -> DraftLengths:
