@@ -35,8 +35,9 @@ CHANCES = (
 )  # that drafted tokens must have; none has a chance of 2
 FREE_TOKENS_CPU, FREE_TOKENS_GPU = 48.0, 512.0  # that take as long to compute as the weights to read, about
 WEIGHT = 6.0  # values that a prior counts as
-ROW_MEMORY, MODEL_MEMORY = 20.0, 300.0  # values of each mean that count
+ROW_MEMORY, MODEL_MEMORY = 32.0, 300.0  # values of each mean that count
 SLOWER, FASTER = 1 / 16, 1 / 4  # what a pass counts in a mean of seconds: one that took long may have been disturbed
+NEAR = 2.0  # times as many tokens
 RECENT = 16  # passes that count for what passes give
 RETRY_AFTER, RETRY_LOSS = (
     16,
@@ -100,16 +101,19 @@ class PassTimes:
         mean[2] += 1
 
     def seconds(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the seconds of passes of so many tokens, in a unit of their own before the first pass. From the mean below,
-        they rise in the ratio of `free_tokens` + tokens, but not above the line to the next mean: so sizes are tried."""
+        """Return the seconds of passes of so many tokens, in a unit of their own before the first pass. They lie on the line
+        between two means, if these are near each other. Else they rise in the ratio of `free_tokens` + tokens from the one
+        below, up to that line: so sizes between them are tried."""
         if not self._means:
             return self._free_tokens + tokens
         count, seconds, _ = np.asarray(sorted(self._means.values())).T
         seconds = np.minimum.accumulate(seconds[::-1])[::-1]  # more tokens never take less time
-        below = np.searchsorted(count, tokens, side="right").clip(1) - 1
+        above = np.searchsorted(count, tokens, side="right")
+        below = above.clip(1) - 1
         rising = seconds[below] * (self._free_tokens + tokens) / (self._free_tokens + count[below])
-        found: np.ndarray = np.minimum(rising, np.interp(tokens, count, seconds, right=np.inf))
-        return found
+        line = np.interp(tokens, count, seconds, right=np.inf)
+        is_near = (above < len(count)) & (count[above.clip(max=len(count) - 1)] <= NEAR * count[below])
+        return np.where((tokens >= count[0]) & is_near, line, np.minimum(rising, line))
 
     @property
     def most(self) -> float:
