@@ -4,7 +4,7 @@ import copy
 import gc
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,11 +81,12 @@ def _one_thread() -> None:
 @pytest.fixture
 def longest_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draft whatever may be drafted, so that counts of passes depend on no clock."""
-    from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths
+    from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 
-    monkeypatch.setattr(
-        DraftLengths, "choose", lambda self, rows, shape: [DraftLength(len(row.reached), row.size) for row in rows]
-    )
+    def longest(self: DraftLengths, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
+        return [DraftLength(n := len(row.reached), row.size, min(row.branches, n), row.size) for row in rows]
+
+    monkeypatch.setattr(DraftLengths, "choose", longest)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.feed import prompts_in_parts
 from setblock.model.protocol.runtime import Feed, Span
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 LENGTHS = (3, 40, 17, 64)
 
 

@@ -22,6 +22,8 @@ from setblock.server.http.access import AccessControl, Admission, Keys, host_pat
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import JsonLines
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 LONG = {"max_tokens": 250, "method": "ntp", "banned_tokens": [0], "stream": True}
 
 
