@@ -84,7 +84,11 @@ def longest_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 
     def longest(self: DraftLengths, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
-        return [DraftLength(n := len(row.reached), row.size, min(row.branches, n), row.size) for row in rows]
+        branches = [min(row.branches, len(row.reached)) if row.size else 0 for row in rows]
+        return [
+            DraftLength(len(row.reached), row.size, count, row.size if count else 0)
+            for row, count in zip(rows, branches, strict=True)
+        ]
 
     monkeypatch.setattr(DraftLengths, "choose", longest)
 
