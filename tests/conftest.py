@@ -4,7 +4,7 @@ import copy
 import gc
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,17 +100,25 @@ def numbers_of(cases: list[pytest.Function], names: list[str]) -> list[int]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread_whose_passes_are_free() -> Iterator[None]:
-    """Whatever may be drafted is, and counts of passes depend on no clock."""
+def _one_thread() -> None:
     import torch
 
-    from given_costs import GivenCosts, free
-    from setblock.decoding.drafts import control
-
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control, "LearnedCosts", lambda **_: GivenCosts(free))
-        yield
+
+
+@pytest.fixture
+def longest_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft whatever may be drafted, so that counts of passes depend on no clock."""
+    from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
+
+    def longest(self: DraftLengths, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
+        branches = [min(row.branches, len(row.reached)) if row.size else 0 for row in rows]
+        return [
+            DraftLength(len(row.reached), row.size, count, row.size if count else 0)
+            for row, count in zip(rows, branches, strict=True)
+        ]
+
+    monkeypatch.setattr(DraftLengths, "choose", longest)
 
 
 @pytest.fixture

@@ -16,22 +16,19 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.drafts.control import DraftControl, RowDrafts, control_of
-from setblock.decoding.drafts.costs import TimedPass, unevenness
-from setblock.decoding.drafts.gains import DraftChoice, Prospects
-from setblock.model.protocol.runtime import Span
+from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
+from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.roofline.hardware import HARDWARE
 from setblock.roofline.prediction import Precision, Prediction, block_speedup
 from setblock.roofline.shape import PRESETS
 
-RIGHT, KIND, CACHED = 0.85, 4, 512  # how often a token is right; the kind whose prior that is; positions
-SIZES, LARGEST, PASSES = (4, 8, 16), 16, 300
+RIGHT, CACHED = 0.85, 512  # how often a token is right; positions of each request
+SIZES, LARGEST = (4, 8, 16), 16
 LOADS = tuple(1 << power for power in range(11))
-LEARNING = 40  # passes
-ANY_PASS = "simulated"
+LEARNING, PASSES = 400, 400  # of which the first do not count
 PREDICTION = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
 
-Decide = Callable[[DraftControl, Sequence[Prospects]], list[DraftChoice]]
+Choose = Callable[[DraftLengths, Sequence[RowDraft]], list[DraftLength]]
 
 
 def cost(tokens: int, rows: int) -> float:
@@ -40,54 +37,35 @@ def cost(tokens: int, rows: int) -> float:
     return PREDICTION.seconds(1, batch=tokens, kv_length=0) + of_rows
 
 
-def simulated(rows: int, decide: Decide, *, seed: int = 0) -> tuple[float, float]:
-    """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass.
-    The first passes don't count: in these the costs are learned, from a clock that shows what `cost` says."""
-    rng, control = random.Random(seed), control_of(SimpleNamespace(device=torch.device("cuda")))
-    known: list[RowDrafts] = [control.new_row() for _ in range(rows)]
-    drafts, stands = [0] * rows, [0] * rows
+def simulated(rows: int, choose: Choose, *, seed: int = 0) -> tuple[float, float]:
+    """Return how many times as many tokens a second as plain decoding `rows` requests get, and the tokens of each of a pass."""
+    rng, lengths = random.Random(seed), draft_lengths_of(SimpleNamespace(device=torch.device("cuda")))
+    chances = [RIGHT**place for place in range(1, LARGEST)]
+    drafts = [0] * rows
     gained = fed = 0
     seconds = 0.0
-    passes = max(20, PASSES // rows)
-    for number in range(LEARNING + passes):
+    for number in range(LEARNING + PASSES):
         if number == LEARNING:
             gained, fed, seconds = 0, 0, 0.0
-        prospects = [
-            row.prospects([KIND] * length, LARGEST, waits=False) for row, length in zip(known, drafts, strict=True)
-        ]
-        chosen = decide(control, prospects)
-        more = [choice.tokens for choice in chosen]
-        tokens = rows + sum(more)
-        taken = cost(tokens, rows)
-        has_block = any(choice.fed for choice in chosen)
-        control.learn(TimedPass(ANY_PASS, tokens, rows, rows * CACHED, unevenness(more), has_block, taken))
-        seconds += taken
-        fed += tokens
-        for index, (row, choice) in enumerate(zip(known, chosen, strict=True)):
-            right = next((place for place in range(choice.drafted) if rng.random() >= RIGHT), choice.drafted)
-            block_start = stands[index] + 1 + choice.drafted
-            kinds = (KIND,) * choice.drafted
-            row.fed = Span(stands[index], block_start + choice.fed, block_start, is_prefill=False, kinds=kinds)
-            stands[index] += 1 + right
+        chosen = choose(lengths, [RowDraft(chances[:length], chances, LARGEST) for length in drafts])
+        tokens = rows + sum(each.drafted + each.fed for each in chosen)
+        lengths.times("simulated", rows).update(tokens, taken := cost(tokens, rows))
+        seconds, fed = seconds + taken, fed + tokens
+        for row, each in enumerate(chosen):
+            right = next((place for place in range(each.drafted) if rng.random() >= RIGHT), each.drafted)
             gained += 1 + right
-            drafts[index] = max(0, choice.fed - 1) if right == choice.drafted else 0
-            stands_at = Span(
-                stands[index], stands[index], stands[index], is_prefill=False, kinds=(KIND,) * drafts[index]
-            )
-            control.observe(row, stands_at)
-    return gained / seconds * cost(rows, rows) / rows, fed / passes / rows
+            drafts[row] = max(0, each.fed - 1) if right == each.drafted else 0
+    return gained / seconds * cost(rows, rows) / rows, fed / PASSES / rows
 
 
-def adaptive(control: DraftControl, prospects: Sequence[Prospects]) -> list[DraftChoice]:
-    """Decide as the library does."""
-    return control.decide(
-        prospects, ANY_PASS, others=0, prompts=0, padded_rows=len(prospects), cached=CACHED * len(prospects)
-    )
+def adaptive(lengths: DraftLengths, rows: Sequence[RowDraft]) -> list[DraftLength]:
+    """Choose as the library does."""
+    return lengths.choose(rows, PassShape("simulated", len(rows)))
 
 
-def fixed(size: int) -> Decide:
+def fixed(size: int) -> Choose:
     """Return what always feeds a block of `size` tokens."""
-    return lambda control, prospects: [DraftChoice(len(each.reached), size) for each in prospects]
+    return lambda lengths, rows: [DraftLength(len(row.reached), size) for row in rows]
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 Knows PyTorch's devices. Knows nothing of what is computed on them.
 """
 
+import time
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -54,3 +56,36 @@ class HostCopy:
         parts = torch.split(self._values, [width for width, _ in self._tables], dim=1)
         pairs = zip(parts, self._tables, strict=True)
         return [(part.int().view(torch.float32) if is_float else part).tolist() for part, (_, is_float) in pairs]
+
+
+class PassClock:
+    """Time passes: on a CPU by a clock, on other devices by events that the device records between its operations. These are
+    read when they have been recorded, a pass or more later, so that nothing waits."""
+
+    def __init__(self) -> None:
+        """Begin with nothing timed."""
+        self._started: float = 0.0
+        self._event: torch.Event | None = None
+        self._pending: deque[tuple[torch.Event, torch.Event, Any]] = deque()
+
+    def start(self, device: torch.device) -> None:
+        """Begin to time a pass."""
+        self._event = None if device.type == "cpu" else _recorded(device)
+        self._started = time.perf_counter()
+
+    def stop(self, device: torch.device, what: Any) -> list[tuple[Any, float]]:
+        """End it. Return the passes whose time is known now: `what` they were, and their seconds."""
+        if self._event is None:
+            return [(what, time.perf_counter() - self._started)]
+        self._pending.append((self._event, _recorded(device), what))
+        self._event, found = None, []
+        while self._pending and self._pending[0][1].query():
+            start, end, earlier = self._pending.popleft()
+            found.append((earlier, start.elapsed_time(end) / 1e3))
+        return found
+
+
+def _recorded(device: torch.device) -> torch.Event:
+    event = torch.Event(device=device, enable_timing=True)
+    event.record()
+    return event

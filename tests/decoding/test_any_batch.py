@@ -24,6 +24,8 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 WORDS = 12  # token ids below this are allowed
 TWINNED = sorted({*KINDS} - {"credit-decoding"})  # the twins leave the logits as they are
 

@@ -14,6 +14,8 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 EXACT = DecodingSettings(max_new_tokens=23, block_size=6, drafts="fixed", sampler=EntropyBounded(6.0), draft_lookup=0)
 
 

@@ -20,6 +20,8 @@ from setblock.model.protocol.runtime import Feed
 from setblock.model.runners.forward import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 SOME: Sampler = EntropyBounded(4.0)
 
 

@@ -31,6 +31,8 @@ from setblock.model.runners import forward
 from setblock.model.runners.forward import CompiledModel
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 
 def doubled(values: torch.Tensor) -> torch.Tensor:
     return 2 * values

@@ -15,6 +15,8 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on these models
 
 

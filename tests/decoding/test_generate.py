@@ -29,6 +29,8 @@ from setblock.evaluation.result import outcomes_of
 from setblock.evaluation.tracing import trace
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 WHOLE_BLOCK, ONE_AT_A_TIME = EntropyBounded(math.inf), EntropyBounded(0.0)
 
 

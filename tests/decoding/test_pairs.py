@@ -49,6 +49,8 @@ from setblock.structure.compiled import grammars_of
 from setblock.training.adapter import AdapterSection, add_adapter
 from structure.templates import HERMES
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 CITY = {"type": "string", "maxLength": 9}
 TOOL = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
 

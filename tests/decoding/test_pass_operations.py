@@ -18,6 +18,8 @@ from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.step.feed import spans_ahead
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 SETTINGS = {
     "ntp": DecodingSettings(method="ntp", max_new_tokens=64),
     "sbd": DecodingSettings(method="sbd", block_size=16, sampler=FixedCount(4), max_new_tokens=64),

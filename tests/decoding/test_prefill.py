@@ -13,14 +13,15 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.drafts.control import control_of
 from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.feed import prompts_in_parts
-from setblock.model.protocol.runtime import Feed, Span, pass_kind
+from setblock.model.protocol.runtime import Feed, Span
+
+pytestmark = pytest.mark.usefixtures("longest_drafts")
 
 LENGTHS = (3, 40, 17, 64)
 
@@ -123,24 +124,21 @@ def test_a_batch_pads_no_short_prompt_to_a_long_one(tokenizer: PreTrainedTokeniz
         assert batch.generation(row).passes.prefill == 1
 
 
-def test_prompts_in_several_passes_leave_no_decision_to_a_batch_that_runs_ahead(
+def test_a_batch_that_runs_ahead_feeds_whole_blocks_behind_prompts_in_several_passes(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """It decides nothing, so the first pass behind the prompts must not, either. It feeds whole blocks, even where others have
-    left a rest."""
+    """It chooses no lengths of drafts, so the first pass behind the prompts must not, either."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64, max_position_embeddings=512)
     sbd.end_of_text_ids = ()
     prompts = [[2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate((9, 300))]
     settings = DecodingSettings(block_size=4, max_new_tokens=24, branches=0)
 
-    def passes(settings: DecodingSettings, *, resting: int) -> list[int]:
-        control = control_of(sbd)
+    def passes(settings: DecodingSettings) -> list[int]:
         with as_on_an_accelerator():
             batch = open_batch(sbd, prompts, [settings] * 2)
-            control._here, control.resting = (pass_kind(batch.runner), 1), resting
             assert batch._can_run_ahead
             batch.run()
         assert all(int(each) == settings.block_size for each in batch.state.block.fed_size)
         return [batch.generation(row).passes.decoding for row in range(2)]
 
-    assert passes(settings, resting=5) == passes(replace(settings, drafts="fixed"), resting=0)
+    assert passes(settings) == passes(replace(settings, drafts="fixed"))

@@ -29,6 +29,8 @@ from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runtime import Feed, LanguageModel, PagedRunner
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 MASK = 1
 
 

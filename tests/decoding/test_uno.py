@@ -29,6 +29,8 @@ from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 pytest.importorskip("peft")
 
 FORMS: list[Any] = [

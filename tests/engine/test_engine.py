@@ -20,6 +20,8 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.model.runners import packed_runner
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 SLOW = DecodingSettings(method="ntp", max_new_tokens=40, stop_token_ids=())
 
 

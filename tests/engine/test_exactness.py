@@ -20,6 +20,8 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 
 @pytest.fixture(scope="module")
 def requests(texts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase) -> list[Request]:

@@ -29,6 +29,8 @@ from setblock.server.http.errors import ApiError
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import JsonLines, log_to_stderr
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 LOGGERS = (None, "setblock", "uvicorn", "transformers")
 LONG = {"max_tokens": 250, "method": "ntp", "banned_tokens": [0], "stream": True}
 

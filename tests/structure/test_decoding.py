@@ -26,6 +26,8 @@ from setblock.structure.compiled import Matcher
 from structure.oracle import by_transformers
 from structure.schemas import SCHEMAS, drawn_schemas
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 TOKENS = 48
 GAMMAS = (0.0, 0.5, 4.0, math.inf)
 OTHERS: dict[str, Any] = {

@@ -6,7 +6,6 @@ Knows how rows join and leave, and how what is revealed becomes text. Knows noth
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,8 +14,13 @@ from setblock.decoding.answer.generation import Failure, FinishReason, Generatio
 from setblock.decoding.answer.news import RowNews, read_news
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.companion import Accompanied, Companions
-from setblock.decoding.drafts.control import RowDrafts, checks_draft, control_of, decided_spans
-from setblock.decoding.drafts.costs import TimedPass, unevenness
+from setblock.decoding.drafts.shorten import (
+    RowHistory,
+    checks_draft,
+    draft_lengths_of,
+    new_history,
+    shortened_spans,
+)
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
@@ -45,10 +49,9 @@ class Rows:
     policy: Policy
     texts: list[AnswerText]
     started: list[float]
-    drafts: list[RowDrafts | None]  # of rows whose drafts vary in length
+    drafts: list[RowHistory | None]  # of rows whose drafts vary in length
     next_spans: list[Span] | None = None  # where they are known already
-    is_decided: bool = False  # whether the control of drafts has cut `next_spans` to what pays
-    is_closed: ClassVar[bool] = False  # whether nobody takes the place of a row that ends
+    is_decided: bool = False  # whether the drafts in `next_spans` have the lengths that were chosen
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
@@ -57,7 +60,7 @@ class Rows:
         model, terms = checked.model, checked.terms
         state = open_state(checked.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
         with lock_of(model):
-            drafts = [control_of(model).new_row() if row.adapts_drafts else None for row in terms]
+            drafts = [new_history(draft_lengths_of(model)) if row.adapts_drafts else None for row in terms]
         return cls(
             model=model,
             state=state,
@@ -112,10 +115,10 @@ class Rows:
     def spans(self, runner: Runner) -> list[Span]:
         """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
         for the device unless news were read."""
-        whole, control = self.whole_spans(runner), control_of(self.model)
+        whole = self.whole_spans(runner)
         if self.is_decided or not self.state.terms.adapts_drafts:
             return whole
-        spans = decided_spans(control, self.drafts, whole, self.state, runner, is_closed=self.is_closed)
+        spans = shortened_spans(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
         pairs = list(zip(spans, whole, strict=True))
         is_changed = any((span.end, span.block_start) != (full.end, full.block_start) for span, full in pairs)
         if is_changed or not runner.fuses_commit:
@@ -136,19 +139,21 @@ class Rows:
     def _step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool) -> DecodingStep:
         whole_blocks = bool(self.policy.companions.constrained)
         plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
-        compiled, control = runner.compiled if plan.is_fixed else as_it_is, control_of(self.model)
-        self.state.may_draft = is_ahead or plan.is_fixed or control.looks or None in self.drafts
-        if not (is_ahead or control.is_quiet):
+        compiled, device = runner.compiled if plan.is_fixed else as_it_is, self.state.tokens.device
+        has_prompts = any(span.is_prefill for span in spans)  # their tokens need other attention, and no outputs
+        lengths, is_timed = draft_lengths_of(self.model), not (is_ahead or has_prompts)
+        if not is_ahead:
             for row, span in zip(self.drafts, spans, strict=True):
                 if row is not None and checks_draft(span):
-                    row.fed, row.looked = span, self.state.may_draft
-        control.clock.start(self.state.tokens.device)
+                    row.fed = span
+        if is_timed:
+            lengths.clock.start(device)
         feed = compiled(next_feed)(self.state, plan)
         logits, self.next_spans = runner.logits(feed), None
         step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
-        if self.state.terms.adapts_drafts and not is_ahead:
-            for timed in control.clock.stop(self.state.tokens.device, _timed(plan, spans, runner)):
-                control.learn(timed)
+        if is_timed:
+            for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, spans, runner)):
+                lengths.times(pass_kind(runner), rows).update(tokens, seconds)
         return step
 
     @torch.inference_mode()
@@ -215,19 +220,12 @@ class Rows:
         return Failure(f"the model gave logits that are not numbers {after}", is_of_form=False)
 
 
-def _timed(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> TimedPass:
-    """Return a pass whose time is not known yet."""
-    fed = [span for span in spans if span.tokens]
-    rows, is_padded, width = len(plan.rows), runner.pads or plan.is_fixed, plan.queries + plan.branched
-    return TimedPass(
-        kind=pass_kind(runner),
-        tokens=runner.computed(rows * width if is_padded else sum(span.tokens for span in fed)),
-        rows=plan.batch if all(span.is_prefill for span in fed) else rows,
-        cached=sum(span.start for span in fed),
-        uneven=0 if is_padded else unevenness(span.tokens - 1 for span in fed if not span.is_prefill),
-        has_block=plan.branches > 0 or any(span.in_block for span in fed),
-        prompts=sum(width if is_padded else span.tokens for span in fed if span.is_prefill),
-    )
+def _size(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> tuple[int, int]:
+    """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
+    fed = [span.tokens for span in spans if span.tokens]
+    if runner.pads or plan.is_fixed:
+        return len(fed), runner.computed(len(plan.rows) * (plan.queries + plan.branched))
+    return len(fed), runner.computed(sum(fed))
 
 
 @dataclass(kw_only=True)
@@ -235,7 +233,6 @@ class OpenBatch(Rows):
     """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
 
     runner: Runner
-    is_closed: ClassVar[bool] = True
 
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
@@ -252,7 +249,7 @@ class OpenBatch(Rows):
         whole, runner = self.whole_spans(self.runner), self.runner
         if not any(span.is_prefill for span in whole):
             return self.spans(runner) if decides else whole
-        free_tokens = control_of(self.model).free_tokens if runner.pads else None
+        free_tokens = draft_lengths_of(self.model).free_tokens if runner.pads else None
         return prompts_in_parts(whole, self.state.terms.rows, free_tokens=free_tokens)
 
     def run(self) -> None:

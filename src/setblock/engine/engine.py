@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from setblock.decoding.drafts.control import control_of
+from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import check_rows
 from setblock.engine.limits import EngineFigures, EngineLimits
@@ -18,7 +18,7 @@ from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.locks import lock_of
-from setblock.model.protocol.runtime import LanguageModel, Span
+from setblock.model.protocol.runtime import LanguageModel, Span, pass_kind
 
 
 class Engine:
@@ -92,7 +92,7 @@ class Engine:
         pool, running = self._pool, len(self._running)
         used = (pool.total - pool.available) * pool.page_tokens
         with lock_of(self._model):
-            pass_seconds = control_of(self._model).curve(self._runner, rows=running, cached=used)
+            pass_seconds = draft_lengths_of(self._model).curve(pass_kind(self._runner), running)
         return EngineFigures(
             waiting=len(self._waiting),
             running=running,

@@ -10,6 +10,8 @@ from setblock.decoding.generate import stream
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 SETTINGS = {
     "blocks": DecodingSettings(method="sbd", sampler=EntropyBounded(4.0), block_size=6, max_new_tokens=25),
     "blocks by confidence": DecodingSettings(

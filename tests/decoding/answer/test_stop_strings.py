@@ -19,6 +19,8 @@ from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 BYTES = train_tokenizer(["Tom has 12 apples."], vocab_size=270)  # nearly every character is several tokens
 PROMPT = "Tom has"
 TEXT = "12 apples — n\u00e9e \U0001f44d\U0001f3fd.\n\nThe apples"

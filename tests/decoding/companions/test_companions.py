@@ -28,6 +28,8 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 END = 0
 SAMPLERS: list[Sampler] = [
     EntropyBounded(0.0),

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_model, tiny_sbd
-from given_costs import GivenControl, GivenCosts, by_token
 from naive import _most_often, full_logits, naive_exact
-from setblock.decoding.drafts.gains import COPIED, ELSEWHERE
+from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
+from setblock.decoding.drafts.kinds import COPIED, ELSEWHERE, NUM_KINDS, PRIOR
 from setblock.decoding.drafts.lookup import copied
 from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded
@@ -24,6 +25,8 @@ from setblock.model.protocol.draft_text import LONGEST_MATCH, indexed
 from setblock.model.sbd_model import SBDModel
 
 NEW = 40
+
+pytestmark = pytest.mark.usefixtures("longest_drafts")
 
 
 def _longest(text: list[int]) -> tuple[int, int]:
@@ -134,19 +137,19 @@ def test_text_that_repeats_itself_takes_few_passes(untrained: SBDModel, prompts:
 
 
 def test_drafts_that_are_refused_are_learned_of_all_the_same(untrained: SBDModel, prompts: list[list[int]]) -> None:
-    """They do not pay, so passes rest. But when one decides, the next one shows whether the refused token was right."""
+    """They are not checked. But the next pass shows whether the refused token was right."""
     with torch.no_grad():
         untrained.model.get_output_embeddings().weight.zero_()
-    untrained.draft_control = control = GivenControl(GivenCosts(by_token))
+    untrained.draft_lengths = lengths = NoDrafts()
     batch = open_batch(untrained, prompts, [DecodingSettings(method="exact", block_size=8, max_new_tokens=60)] * 3)
-    seen, rested = [], 0
-    for _ in batch.steps():
-        rested += control.is_quiet
-        seen.append(sum(control._chances._all))
-    assert rested > 15
-    assert all(each.drafted == 0 for each in map(batch.generation, range(3)))
-    assert seen[-1] > seen[len(seen) // 2] + 3
-    assert control._chances[COPIED + 3] > 0.8
+    batch.run()
+    assert all(batch.generation(row).drafted == 0 for row in range(3))
+    assert lengths.right.values(NUM_KINDS, lambda kind, before: PRIOR[kind])[COPIED + 3] > 0.8 > PRIOR[COPIED + 3]
+
+
+class NoDrafts(DraftLengths):
+    def choose(self, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
+        return [DraftLength(0, 0)] * len(rows)
 
 
 def test_an_answer_that_another_text_has_takes_few_passes(untrained: SBDModel, prompts: list[list[int]]) -> None:

@@ -14,6 +14,8 @@ from setblock.decoding.samplers import BlockView, Sampler
 from setblock.decoding.step.choice import RowSamplers
 from setblock.errors import ParameterError
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 each_sampler = pytest.mark.parametrize("name", KINDS)
 
 

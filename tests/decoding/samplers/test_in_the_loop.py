@@ -8,6 +8,8 @@ from decoding.samplers.cases import KINDS
 from families import MODES, tiny_sbd
 from setblock.decoding.settings.table import DecodingSettings
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 # Random weights are unsure of everything: where the defaults would reveal one token a pass, looser ones that don't
 LOOSER = {
     "entropy-bounded": {"gamma": 9.0},

@@ -17,6 +17,8 @@ from decoding.samplers.cases import EXAMPLES, FOLDER, KINDS, Passes, passes, run
 from setblock.cli.app import app
 from setblock.decoding.samplers import SAMPLERS, BlockView, Sampler
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 ROOT = Path(__file__).parents[3]
 PROMPT = "Ben has 30 cards. Ben loses 9 of them. How many cards does Ben have now?"
 PAGE = (ROOT / "docs" / "samplers.md").read_text()

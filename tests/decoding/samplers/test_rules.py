@@ -18,6 +18,8 @@ from setblock.decoding.samplers import (
     Sampler,
 )
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 ROUNDING = 2e-5
 AdaptiveConfidence, ConfidentPrefix, CreditDecoding, Dilated, DistancePenalty, _, Klass, LeftToRight, Spaced = (
     EXAMPLES.values()

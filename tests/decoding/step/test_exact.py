@@ -15,6 +15,8 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 # Drafts of every kind: whole blocks, some of them, nearly none
 SAMPLERS: list[Sampler] = [EntropyBounded(gamma) for gamma in (math.inf, 4.0, 3.0, 0.0, 2.0)]
 

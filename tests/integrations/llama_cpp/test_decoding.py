@@ -24,6 +24,8 @@ from setblock.integrations.llama_cpp.runner import LlamaRunner
 
 from .conftest import EXACT, Both, Pair, lengths
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 SETTINGS = [
     DecodingSettings(method="sbd", max_new_tokens=20),
     DecodingSettings(method="sbd", max_new_tokens=30, block_size=5, sampler=EntropyBounded(2.0)),

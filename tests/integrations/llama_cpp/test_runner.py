@@ -12,6 +12,8 @@ from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, E
 
 from .conftest import EXACT, Both, Pair
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, llama3 rope": {

@@ -18,6 +18,8 @@ from setblock.model.loading.loading import load
 from setblock.model.protocol.runtime import as_it_is
 from setblock.model.weights import PrepackedLinear, is_supported
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 pytest.importorskip("peft")
 
 IN_BLOCK = torch.tensor([[False] * 4 + [True] * 3])

@@ -23,6 +23,8 @@ from setblock.model.loading.loading import load
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.sbd_model import SBDModel
 
+pytestmark = pytest.mark.usefixtures("longest_drafts")
+
 peft = pytest.importorskip("peft")
 
 UNO: dict[str, Any] = {"noise": "uniform", "causal_block": True, "logit_shift": True, "noisy_adapter": True}

@@ -48,9 +48,8 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
     read, record = step.reading, state.record
     assert record is not None
     size, plan = state.terms.block_width, read.plan
-    # A draft that was checked, and the block behind it. A pass that may not draft leaves the rest of a block as it was
-    width, changed = (size, 2 * size) if state.may_draft else (plan.width, plan.checked + 1 + plan.width)
-    window = (read.since[:, None] + state.columns[:changed]).clamp(max=state.tokens.shape[1] - 1)
+    # A draft that was checked, and the block behind it
+    window = (read.since[:, None] + state.columns[: 2 * size]).clamp(max=state.tokens.shape[1] - 1)
     cache, answer = state.cache, state.answer
     scalars = (
         *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, read.since, record.number),
@@ -60,8 +59,8 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
         span_columns(state, fuses_commit=plan.fuses_commit, with_drafts=True),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
-        *(each[:, :width] for each in (step.positions, step.revealed, step.token_ids)),
-        step.entropy[:, :width],
+        *(step.positions, step.revealed, step.token_ids),
+        step.entropy[:, :size],
     ]
     if (check := read.check) is not None:
         parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:])

@@ -1,4 +1,4 @@
-"""Decide before each pass how much each row of method `exact` drafts, by what a pass costs and how often drafts are right.
+"""Draft in method `exact`: how long drafts are (`draft_length`), and copies of the text as drafts (`lookup`).
 
 The check of drafts is in `setblock.decoding.step.absorb`.
 """

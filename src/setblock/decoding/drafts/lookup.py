@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setblock.decoding.drafts.gains import ELSEWHERE, copied_kinds
+from setblock.decoding.drafts.kinds import ELSEWHERE, copied_kinds
 from setblock.decoding.state.state import NO_TOKEN, BatchState
 from setblock.model.protocol.draft_text import LONGEST_MATCH, DraftText
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from setblock import devices
 from setblock.decoding.answer.generation import PassCounts
-from setblock.decoding.drafts.gains import CONFIDENCES
+from setblock.decoding.drafts.kinds import CONFIDENCES
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
@@ -129,7 +129,7 @@ class Block:
     fed_size: Tensor
     passes: Tensor  # how many passes have filled it
     revealed: Tensor  # [B, k] bool, which of its positions are fixed
-    # [B, k] of exact rows, where each drafted token came from (`drafts.gains`). Column 0 is position `committed`, even after
+    # [B, k] of exact rows, where each drafted token came from (`drafts.kinds`). Column 0 is position `committed`, even after
     # the block has moved
     kinds: Tensor
     positions: Tensor = field(init=False)  # [B, k], running past `end` where the block is shorter than k
@@ -177,7 +177,6 @@ class BatchState:
     record: Record | None = None  # what passes have done to each row; None where nobody asks
     draft_text: DraftText | None = None  # what drafts may be copied from, besides each row's own text
     may_prefill: bool = True  # for the host, whether any row may have to be fed its prompt, or what was evicted
-    may_draft: bool = True  # for the host, whether the next pass may check drafts, so that this one looks for them
     batch: int = field(init=False)  # B
     columns: Tensor = field(init=False)  # [C], 0, 1, 2, ...
     rows: Tensor = field(init=False)  # [B], the same

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_check, guided_copies
-from setblock.decoding.drafts.gains import kinds_of
+from setblock.decoding.drafts.kinds import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
@@ -186,15 +186,14 @@ def write_pass(
     if reading.plan.is_prefill is not None:
         is_asked = is_asked & ~reading.is_prefill
     state.block.passes = state.block.passes + is_asked
-    has_kinds, has_copies = state.may_draft and terms.adapts_drafts, state.may_draft and terms.copies_drafts
-    if guided is not None or has_copies:  # the model may not have predicted what is forced or copied
+    if guided is not None or terms.copies_drafts:  # the model may not have predicted what is forced or copied
         entropy = entropy.masked_fill(~reading.known, 0)
-    kinds = kinds_of(confidence[:, :width], terms.confidences) if has_kinds else None
+    kinds = kinds_of(confidence[:, :width], terms.confidences) if terms.adapts_drafts else None
     if width < terms.block_width:  # what is not fed may be copied
         more = (0, terms.block_width - width)
         chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
         entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
-    if has_copies:
+    if terms.copies_drafts:
         draft = Draft(chosen, reveal)
         of_block = entropy[:, : terms.block_width]
         copied, copy_kinds = with_copies(state, draft, entropy=of_block, rows=reading.took_part)

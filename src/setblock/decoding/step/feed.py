@@ -31,18 +31,16 @@ def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
 
 
 def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
-    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2 n] where drafts vary in length:
-    `with_drafts`, the kinds of n drafted tokens, that of a copy in the first one's place, and the tokens. n is k, or 1 where
-    the last pass could not draft: that token is certain, and says whether what was left unchecked was right."""
+    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2 k] where drafts vary in length:
+    `with_drafts`, the kinds of k drafted tokens, that of a copy in the first one's place, and the tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
     stacked = torch.stack(columns, dim=1)
     if not (with_drafts and state.terms.adapts_drafts):
         return stacked
-    count = state.terms.block_width if state.may_draft else 1
-    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[:count])
-    return torch.cat([stacked, state.block.kinds[:, :count], drafted], dim=1)
+    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[: state.terms.block_width])
+    return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
 def span_of(row: Sequence[int]) -> Span:
