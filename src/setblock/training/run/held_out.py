@@ -15,6 +15,7 @@ from setblock.data.packing import Document, Row, documents_of
 from setblock.errors import warn
 from setblock.model.runners.teacher_forcing import TokenScores, has_scores, token_scores
 from setblock.model.sbd_model import SBDModel
+from setblock.training.trainer.sharding import reshard
 from setblock.training.trainer.trainer import SBDTrainer
 
 MOST_TOKENS = 32_768
@@ -71,6 +72,7 @@ class HeldOutScores(TrainerCallback):
             )
         finally:
             wrapped.train(training)
+            reshard(wrapped)
         figures = {_LOSS: scores.loss, _ACCURACY: scores.accuracy, _TOKENS: scores.tokens, _DOCUMENTS: scores.documents}
         self._trainer.log(figures)
 
