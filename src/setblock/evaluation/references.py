@@ -49,7 +49,7 @@ def reference_scores(
 
 def _documents(model: SBDModel, records: Sequence[RecordExample], *, raw: bool) -> list[Document]:
     """Return the documents of records as training encodes them; special tokens that they spell are letters, as in prompts."""
-    data = DataSection(source="records", special_tokens="spell")
+    data = DataSection.model_validate({"source": "records", "special_tokens": "spell"})
     encoder = Encoder(model.tokenizer, data.sources[0], data)
     sources = (SourceRecord(each.where, each.reference_record(raw=raw)) for each in records)
     documents = []

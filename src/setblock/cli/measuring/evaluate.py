@@ -98,8 +98,10 @@ def _report(result: "Result", batch_size: int) -> str:
         rows.append(("accuracy", f"{result.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"))
     rows += [(name, f"{score:.1%}") for name, score in result.scores.items()]
     if (of := result.references) is not None:
-        rows.append(("loss of the references", f"{of.loss:.3f} nats a token, over {of.tokens:,} tokens, by ntp"))
-        rows.append(("tokens as in the references", f"{of.accuracy:.1%}, each after the reference's tokens before it"))
+        rows.append(
+            ("reference loss", f"{of.loss:.3f} nats a token, over the {of.tokens:,} tokens of the reference answers")
+        )
+        rows.append(("reference tokens", f"{of.accuracy:.1%} are the most likely after those before them"))
     if result.ntp is not None:
         rows += [] if result.ntp.accuracy is None else [("accuracy of ntp", f"{result.ntp.accuracy:.1%}")]
         rows.append(("tokens as in ntp", f"{result.token_agreement:.1%} of an answer's, on average"))

@@ -61,7 +61,7 @@ def token_scores(
         places = carries.flatten().nonzero()[:, 0]  # [M], of the targets in [B * T]
         targets = ids.flatten()[places].to(model.device)
         positions = torch.arange(ids.shape[1]).expand_as(ids).to(model.device)
-        for here in places.split(most):  # more than one where a single document has so many targets
+        for here in torch.split(places, most):  # more than one where a single document has so many targets
             logits = logits_at(
                 model,
                 here.to(model.device) - 1,
