@@ -14,6 +14,7 @@ from setblock.data.packing import Document, documents_of, pack
 from setblock.data.texts.encoding import encode_records
 from setblock.errors import SetBlockWarning
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
+from setblock.model.runners.teacher_forcing import TokenScores, token_scores
 from setblock.training.recipe import checked_recipe
 from setblock.training.run import held_out
 from setblock.training.run.held_out import HeldOutScores, held_out_scores
@@ -89,6 +90,21 @@ def test_before_and_after_are_those_of_the_checkpoints(recipe: dict[str, Any], a
         assert scores.after == scores.before
     assert done == [(0, 3), (3, 3)] * 2
     assert f"before and after training: {scores}" in (folder / "README.md").read_text()
+
+
+def test_the_mask_token_has_no_probability(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model learns not to write it, so the figures alone don't show this."""
+    banned: list[int | None] = []
+
+    def noting(*args: Any, mask_token_id: int | None, **kwargs: Any) -> TokenScores:
+        banned.append(mask_token_id)
+        return token_scores(*args, mask_token_id=mask_token_id, **kwargs)
+
+    monkeypatch.setattr(held_out, "token_scores", noting)
+    folder = trained(recipe)
+    mask = json.loads((folder / "config.json").read_text())["setblock"]["mask_token_id"]
+    assert isinstance(mask, int)
+    assert banned == [mask] * 2
 
 
 def test_a_run_learns_the_same_without(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
