@@ -7,6 +7,7 @@ without.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
@@ -40,13 +41,18 @@ class HeldOutScores(TrainerCallback):
         """Take what trains, the model that it trains, and held-out rows. `on_progress` is called with the number of documents
         measured so far, and that of all that will be."""
         self._mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
-        self._documents, is_all = _first(rows)
-        self._trainer, self._model, self._on_progress = trainer, sbd.model, on_progress
-        if not is_all and trainer.is_world_process_zero():
-            first, documents = f"the first {len(self._documents):,}", "held-out documents"
-            warn(f"loss is measured on {first} {documents}, for more would have over {MOST_TOKENS:,} tokens")
-        if not self._documents and trainer.is_world_process_zero():
+        self._trainer, self._model, self._rows, self._on_progress = trainer, sbd.model, rows, on_progress
+
+    @cached_property
+    def _documents(self) -> list[Document]:
+        """The documents to measure, which are the same before and after."""
+        documents, is_all = _first(self._rows)
+        if not is_all and self._trainer.is_world_process_zero():
+            first = f"the first {len(documents):,} held-out documents"
+            warn(f"loss is measured on {first}, for more would have over {MOST_TOKENS:,} tokens")
+        if not documents and self._trainer.is_world_process_zero():
             warn("held-out loss is not measured: no held-out document has a token to predict from others")
+        return documents
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure what the run starts from. A run that resumes has it in its metrics."""
