@@ -122,6 +122,13 @@ def test_own_records_are_answered_and_compared_with_plain_decoding(run, sbd_fold
     assert outcome.stdout.startswith("2 records of own.jsonl, judge contains, method exact, ")
     assert "accuracy            0.0%" in outcome.stdout
     assert ", 2 at once\n" in outcome.stdout
+    scored = json.loads(run("evaluate", "--input", records(tmp_path, *pairs), *quick, "--json").stdout)
+    loss, tokens = scored["token_loss"], scored["reference_tokens"]
+    assert (
+        f"reference loss      {loss:.3f} nats a token, over the {tokens} tokens of the reference answers\n"
+        in outcome.stdout
+    )
+    assert f"reference tokens    {scored['mean_token_accuracy']:.1%} are the most likely" in outcome.stdout
     swept = run("sweep", "--input", records(tmp_path, *pairs), *quick, "--grid", "gamma=0.1", "--limit", 1, "--json")
     assert [row["num_examples"] for row in json.loads(swept.stdout)["rows"]] == [1] * 3
 

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import signal
 import warnings
@@ -229,14 +230,33 @@ def test_held_out_data_is_evaluated_at_the_end_and_the_first_step_is_logged(run,
     outcome = run("train", recipe, "--set", "data.evaluation_fraction=0.2")
     assert outcome.code == 0, outcome.stderr
     lines = outcome.stdout.splitlines()
-    assert lines[0].startswith("step 1/")
-    last = lines[-3]
-    assert last.startswith("step ")
-    assert "held out: ntp " in last
+    assert lines[0].startswith("step 0/6: held out: loss ")
+    assert lines[1].startswith("step 1/")
+    evaluated, measured, both = lines[-5:-2]
+    assert "step 6/6: held out: ntp " in evaluated
+    assert "step 6/6: held out: loss " in measured
+    assert re.fullmatch(
+        r"held-out: loss \d\.\d{3} -> \d\.\d{3} nats a token, \d+\.\d% -> \d+\.\d% of tokens as in the reference "
+        r"\(\d+ tokens of \d+ documents\)",
+        both,
+    )
     folder = tmp_path / "model"
     assert f"saved to {folder} after 0 min " in lines[-2]
     assert lines[-1] == f"next: setblock generate --model {folder} 'Your prompt'"
-    assert "| eval_ntp_loss | " in (folder / "README.md").read_text()
+    card = (folder / "README.md").read_text()
+    assert "| eval_ntp_loss | " in card
+    assert both.removeprefix("held-out: ") in card
+
+
+def test_a_run_says_why_there_are_no_held_out_figures(run, recipe):
+    content = yaml.safe_load(recipe.read_text())
+    del content["data"]["evaluation"]
+    recipe.write_text(yaml.safe_dump(content))
+    outcome = run("train", recipe, "--set", "training.max_steps=1")
+    missing = (
+        "held-out: not measured, since the recipe holds no documents out (data.evaluation or data.evaluation_fraction)"
+    )
+    assert missing in outcome.stdout.splitlines()
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(run, recipe, tmp_path, monkeypatch):

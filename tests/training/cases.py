@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from setblock.errors import SetBlockError
 from setblock.training.recipe import checked_recipe
+from setblock.training.run.held_out import held_out_scores
 from setblock.training.run.train import train
 from setblock.training.trainer.metrics import read_metrics
 from training.fsdp_on_cpu import environment
@@ -69,7 +70,11 @@ class Case:
         adapter = ADAPTERS[self.trained]
         return {
             "model": {"path": str(models / name)},
-            "data": {"source": "word-problems", "documents": STEPS * BATCH},
+            "data": {
+                "source": "word-problems",
+                "documents": STEPS * BATCH,
+                "evaluation": {"split": "validation", "documents": 3},
+            },
             "training": training | OPTIMIZERS[self.optimizer],
         } | ({} if adapter is None else {"adapter": adapter})
 
@@ -123,6 +128,14 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a result, those of its adapter too."""
     files = [folder / "model.safetensors", *folder.glob("sbd_adapter/*.safetensors")]
     return {f"{path.parent.name == 'sbd_adapter'} {name}": w for path in files for name, w in load_file(path).items()}
+
+
+def held_out(folder: Path) -> list[tuple[float, float]]:
+    """Loss and share of right tokens on held-out documents, before and after."""
+    found = held_out_scores(read_metrics(folder))
+    assert found is not None
+    assert found.before is not None
+    return [(each.loss, each.accuracy) for each in (found.before, found.after)]
 
 
 def losses(folder: Path) -> list[float]:

@@ -85,10 +85,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_same_training(ours: Path, theirs: Path, *, evaluated: bool = True) -> None:
-    keys = ("loss", "ntp_loss", "matp_loss", *(("eval_ntp_loss", "eval_matp_loss") if evaluated else ()))
+    keys = (
+        "loss",
+        "ntp_loss",
+        "matp_loss",
+        *(("eval_ntp_loss", "eval_matp_loss", "eval_token_loss") if evaluated else ()),
+    )
     for key in keys:
         expected = history(theirs, key)
-        assert len(expected) == (1 if "eval" in key else STEPS)
+        assert len(expected) == (2 if key == "eval_token_loss" else 1 if "eval" in key else STEPS)
         assert history(ours, key) == pytest.approx(expected, rel=1e-4), key
     weights, expected_weights = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
     assert weights.keys() == expected_weights.keys()

@@ -27,7 +27,7 @@ from setblock.training.run import train as train_module
 from setblock.training.run.checkpoints import is_finished, newest_checkpoint
 from setblock.training.trainer import trainer
 from setblock.training.trainer.sharding import set_up
-from training.cases import STEPS, Case, losses, run, tensors_of
+from training.cases import STEPS, Case, held_out, losses, run, tensors_of
 from training.fsdp_on_cpu import allow_fsdp_on_cpu
 from training.processes import in_processes
 
@@ -141,6 +141,8 @@ def assert_same(case: Case, runs: Runs, models: Path, kind: str) -> None:
     tolerance = 0.005 if case.precision == "bfloat16" else 1e-6
     assert losses(ours) == pytest.approx(losses(alone), rel=max(tolerance, 1e-5))
     assert len(losses(ours)) == STEPS
+    for found_scores, expected_scores in zip(held_out(ours), held_out(alone), strict=True):
+        assert found_scores == pytest.approx(expected_scores, rel=max(tolerance, 1e-5), abs=tolerance)
     assert json.loads((ours / "config.json").read_text())["dtype"] == case.precision, "the type that it started in"
     found, expected, before = tensors_of(ours), tensors_of(alone), tensors_of(start)
     assert found.keys() == expected.keys()
@@ -197,6 +199,7 @@ def refusals(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
             "wrapped": run(WRAPPED, models, folder / "wrapped"),
             "whole": run(Case(options=("--fsdp_state_dict_type", "FULL_STATE_DICT")), models, folder / "whole"),
             "tied adapter": run(TIED_ADAPTER, models, folder / "tied-adapter"),
+            "unsaved": run(Case(precision="bfloat16"), models, folder / "unsaved", save_strategy="no", max_steps=1),
             "batch": run(WHOLE, models, folder / "batch", global_batch_size=6),
         }
         node = os.environ["GROUP_RANK"]
@@ -249,6 +252,11 @@ def test_what_would_lose_something_is_refused_by_all_processes_in_one_line(
     for folder in refusals.folder.glob(f"{name.replace(' ', '-')}*"):
         assert newest_checkpoint(folder) is None
         assert not is_finished(folder)
+
+
+def test_what_an_evaluation_has_gathered_is_not_taken_for_what_was_trained(refusals: Runs) -> None:
+    """It is in half precision, and nothing was saved since."""
+    assert {said["unsaved"] for said in refusals.said["four"]} == {"trained"}
 
 
 def test_fsdp1_is_refused() -> None:

@@ -105,6 +105,13 @@ def row_of(documents: Sequence[Document], *, row_length: int, pad_token_id: int)
     return Row(input_ids, labels, position_ids, document_ids)
 
 
+def documents_of(row: Row) -> Iterator[Document]:
+    """Yield the documents that a row was made of, in their order."""
+    for index in range(int(row.document_ids.max(initial=PADDING)) + 1):
+        here = row.document_ids == index
+        yield Document(row.input_ids[here].tolist(), (row.labels[here] != IGNORE).tolist())
+
+
 class RowDataset(Dataset[dict[str, Tensor]]):
     """Serve rows as a map-style dataset. Items have `input_ids`, `labels`, `position_ids` and `document_ids`, all [L],
     and the scalar `row_ids`. Its value seeds the noise of the row."""

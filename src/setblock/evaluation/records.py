@@ -6,7 +6,7 @@ Knows the shapes of a line, those of training data, and texts. Knows nothing of 
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,10 +72,21 @@ class RecordExample(TextExample):
     """Hold a line: a prompt, or a chat up to the answer. `answer` is its reference; None where it has none."""
 
     chat: tuple[dict[str, Any], ...] = ()
+    where: str = "a record"  # names it to a user
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the line as it stands in the file
 
     def asked(self, *, raw: bool) -> str | list[dict[str, Any]]:
         """See `Example.asked`. A chat needs a chat template, whatever `raw` says."""
         return list(self.chat) or super().asked(raw=raw)
+
+    def reference_record(self, *, raw: bool) -> dict[str, Any]:
+        """Return what was `asked` and its reference as a record to train on. Of a chat that is the line itself, with its
+        tools and each answer in it."""
+        if self.chat:
+            return dict(self.columns)
+        if raw:
+            return {"prompt": self.prompt, "completion": self.completion}
+        return {"messages": [*self.messages, {"role": "assistant", "content": self.answer}]}
 
 
 def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) -> Task[RecordExample]:
@@ -142,10 +153,10 @@ def _example(record: "SourceRecord") -> RecordExample:
         reference = str(chat.pop()["content"]) if chat[-1]["role"] == "assistant" else None
         if not chat:
             raise SetBlockError(f"{where}: messages has an assistant's message alone, which answers nothing")
-        return RecordExample(json.dumps(chat), reference, chat=tuple(chat))
+        return RecordExample(json.dumps(chat), reference, chat=tuple(chat), where=where, columns=columns)
     prompt, completion = columns["prompt"], columns.get("completion")
     if not isinstance(prompt, str) or not prompt.strip():
         raise SetBlockError(f'{where} must have a text under "prompt", not {prompt!r}')
     if not isinstance(completion, str | None):
         raise SetBlockError(f'{where} must have a text under "completion", not {completion!r}')
-    return RecordExample(prompt, completion)
+    return RecordExample(prompt, completion, where=where)

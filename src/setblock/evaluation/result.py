@@ -18,6 +18,7 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.settings.operating_point import NTP, point_from_json, point_to_json
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings
 from setblock.errors import SetBlockError, one_line
+from setblock.model.runners.teacher_forcing import TokenScores
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ class Result:
         ntp: plain decoding's result on the same examples. None if this is plain decoding's result.
         made: date, hardware and versions.
         token_ids: the answers of NTP, which the others are compared with; None for the others.
+        references: plain decoding's scores on the reference answers (`setblock.evaluation.references`); None where these are
+            not measured.
     """
 
     run: Mapping[str, Any]
@@ -109,6 +112,7 @@ class Result:
     ntp: "Result | None" = field(default=None, repr=False)
     made: Mapping[str, Any] = field(default_factory=dict)
     token_ids: Sequence[Sequence[int]] | None = field(default=None, repr=False)
+    references: TokenScores | None = None
 
     @property
     def plain(self) -> "Result":
@@ -205,6 +209,7 @@ class Result:
             "ntp_forwards": ntp.outcomes.num_forwards,
             "ntp_tokens": sum(ntp.outcomes.tokens),
             "ntp_seconds": ntp.seconds,
+            **({} if self.references is None else _of_references(self.references)),
             "point": point,
             **self.made,
         }
@@ -213,6 +218,11 @@ class Result:
         """Return the figures, and the outcomes that they are counted from."""
         kept = {"run": self.run, "outcomes": _OUTCOMES.dump_python(self.outcomes, mode="json")}
         return {**self.figures(), **kept, **({} if self.ntp else {"token_ids": list(map(list, self.token_ids or ()))})}
+
+
+def _of_references(scores: TokenScores) -> dict[str, Any]:
+    """Return the scores by the names that a training run logs them under, there with `eval_`."""
+    return {"token_loss": scores.loss, "mean_token_accuracy": scores.accuracy, "reference_tokens": scores.tokens}
 
 
 def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:

@@ -22,6 +22,7 @@ from setblock.decoding.settings.operating_point import NTP, at_point, point_of, 
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, check_at_least
 from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation.references import reference_scores
 from setblock.evaluation.result import Result, nfe_speedup, outcomes_of
 from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint, provenance, task_identity
 from setblock.evaluation.sweeps.result_file import changes, open_results
@@ -47,6 +48,7 @@ def evaluate(
     *,
     settings: DecodingSettings | None = None,
     on_progress: Progress = lambda point, done: None,
+    on_references: Callable[[int], None] = lambda done: None,
     **asked: Unpack[Asked],
 ) -> Result:
     """Evaluate a model on the first examples of a task, by NTP and, if it is another, by the method of `settings`. Raise
@@ -55,6 +57,7 @@ def evaluate(
     Args:
         settings: how to decode. NTP uses the same settings, except for the method.
         on_progress: called with the operating point and the number of examples answered so far.
+        on_references: called with the number of references scored so far; of records of a file alone, see `reference_scores`.
         asked: which examples, and how they are answered together. `split` (`test`): the split that they come from; see
             `Task.examples`. `seed` (0): the seed that they are generated from. `limit` (100): how many, at least 1.
             `batch_size` (32): how many are decoded at once, at least 1; it changes the time, never an answer or a count.
@@ -68,7 +71,8 @@ def evaluate(
     points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is reported at once
     answers = {at: exam.decode(how, partial(on_progress, at)) for at, how in points.items()}
     ntp = exam.result(run, NTP, answers[NTP], ntp=None)
-    return ntp if point == NTP else exam.result(run, point, answers[point], ntp=ntp)
+    result = ntp if point == NTP else exam.result(run, point, answers[point], ntp=ntp)
+    return replace(result, references=reference_scores(model, exam.examples, raw=exam.raw, on_progress=on_references))
 
 
 def sweep(

@@ -66,6 +66,7 @@ def evaluate(
             **asked,
             settings=settings,
             on_progress=lambda point, done: tell(point.method, done, asked["limit"]),
+            on_references=lambda done: tell("references", done, asked["limit"]),
         )
     if as_json:
         others = 0 if loaded.draft_text is None else len(loaded.draft_text.token_ids)
@@ -96,6 +97,11 @@ def _report(result: "Result", batch_size: int) -> str:
         low, high = result.accuracy_interval
         rows.append(("accuracy", f"{result.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"))
     rows += [(name, f"{score:.1%}") for name, score in result.scores.items()]
+    if (of := result.references) is not None:
+        rows.append(
+            ("reference loss", f"{of.loss:.3f} nats a token, over the {of.tokens:,} tokens of the reference answers")
+        )
+        rows.append(("reference tokens", f"{of.accuracy:.1%} are the most likely after those before them"))
     if result.ntp is not None:
         rows += [] if result.ntp.accuracy is None else [("accuracy of ntp", f"{result.ntp.accuracy:.1%}")]
         rows.append(("tokens as in ntp", f"{result.token_agreement:.1%} of an answer's, on average"))

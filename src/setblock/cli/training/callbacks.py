@@ -73,6 +73,8 @@ _SHOWN = {
     "matp_loss": ("matp", "{:.3f}"),
     "eval_ntp_loss": ("ntp", "{:.3f}"),
     "eval_matp_loss": ("matp", "{:.3f}"),
+    "eval_token_loss": ("loss", "{:.3f}"),
+    "eval_mean_token_accuracy": ("tokens as in the reference", "{:.1%}"),
     "tokens_per_second": ("tokens/s", "{:,.0f}"),
     "mfu": ("MFU", "{:.1%}"),
     "learning_rate": ("lr", "{:.1e}"),
@@ -97,7 +99,7 @@ class TrainView(TrainerCallback):
         """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
         console = Console(stderr=True, highlight=False)
         self._progress = Progress(*columns("step", "{task.description}"), console=console, disable=not bar)
-        self._task = self._progress.add_task("", total=None)
+        self._task = self._measured = self._progress.add_task("", total=None)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Say from which step a run goes on, and draw the bar."""
@@ -106,6 +108,12 @@ class TrainView(TrainerCallback):
                 print_message(f"going on from step {state.global_step}")
             self._progress.update(self._task, total=state.max_steps, completed=state.global_step)
             self._progress.start()
+
+    def on_held_out(self, done: int, total: int) -> None:
+        """Show how many held-out documents have been measured, as a bar of its own while that takes."""
+        if done == 0:
+            self._measured = self._progress.add_task("held-out loss", total=total)
+        self._progress.update(self._measured, completed=done, visible=done < total)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move it."""

@@ -82,7 +82,9 @@ def train(
     from setblock.cli.training.callbacks import Interruption, TrainView
     from setblock.evaluation.during_training import DecodingEvaluator
     from setblock.training.run.checkpoints import earlier_run, newest_checkpoint, step_of
+    from setblock.training.run.held_out import held_out_scores
     from setblock.training.run.train import train as run
+    from setblock.training.trainer.metrics import read_metrics
 
     replaced: dict[str, Any] = {} if output is None else {"training.output_dir": str(output)}
     replaced |= {"training.use_cpu": True} if dry_run else {}  # a recipe for GPUs, on a machine that may have none
@@ -105,7 +107,7 @@ def train(
     is_finished, _ = earlier_run(arguments)
     started = time.perf_counter()
     try:
-        saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments))
+        saved = run(checked, arguments, callbacks=callbacks, peak=_peak(arguments), on_held_out=view.on_held_out)
     except KeyboardInterrupt as interruption:
         how = "stopped and saved" if interruption.args else "interrupted"
         if is_main:
@@ -121,6 +123,9 @@ def train(
         typer.echo(f"{saved} is already trained; delete it or give another --output to train again")
         return
     minutes, seconds = divmod(round(time.perf_counter() - started), 60)
+    scores = held_out_scores(read_metrics(saved))
+    missing = "not measured, since the recipe holds no documents out (data.evaluation or data.evaluation_fraction)"
+    typer.echo(f"held-out: {missing if scores is None else scores}")
     typer.echo(f"saved to {saved} after {minutes} min {seconds} s")
     typer.echo(f"next: setblock generate --model {shlex.quote(str(saved))} 'Your prompt'")
 

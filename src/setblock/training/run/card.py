@@ -16,6 +16,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from setblock.model.loading.named import NAMED_MODELS, is_named
 from setblock.training.run.checkpoints import without_nulls
+from setblock.training.run.held_out import held_out_scores
 from setblock.training.trainer.metrics import read_metrics
 
 CARD_FILE = "README.md"
@@ -49,6 +50,7 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
         ends=list(_ends(folder)),
         is_chat=(folder / "chat_template.jinja").is_file(),
         figures=_figures(folder),
+        held_out=held_out_scores(read_metrics(folder)),
         recipe=yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).strip(),
         versions=list(_versions()),
     )
@@ -79,7 +81,7 @@ def _figures(folder: Path) -> dict[str, float]:
     last: dict[str, float] = {}
     for entry in read_metrics(folder):
         last |= entry
-    shown = ("eval_nfe_speedup", "eval_accuracy")
+    shown = ("eval_nfe_speedup", "eval_accuracy", "eval_mean_token_accuracy")
     return {key: each for key, each in last.items() if key == "step" or key.endswith("_loss") or key.startswith(shown)}
 
 

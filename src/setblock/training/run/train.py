@@ -51,6 +51,7 @@ from setblock.training.run.checkpoints import (
     telling_of_full_disks,
     warn_of_incomplete,
 )
+from setblock.training.run.held_out import HeldOutScores
 from setblock.training.run.saving import merge, raising_together, save_result
 from setblock.training.trainer.metrics import MetricsFile
 from setblock.training.trainer.sharding import is_sharded
@@ -63,7 +64,12 @@ MakeCallbacks = Callable[[SBDTrainer, SBDModel], Sequence[TrainerCallback]]
 
 
 def train(
-    recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks = lambda *_: (), peak: float | None = None
+    recipe: Recipe,
+    args: SBDConfig,
+    *,
+    callbacks: MakeCallbacks = lambda *_: (),
+    peak: float | None = None,
+    on_held_out: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't be
     loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe, or is
@@ -71,15 +77,17 @@ def train(
 
     Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
     appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
-    memory it frees (`setblock.heap`).
+    memory it frees (`setblock.heap`). Where the recipe holds documents out, plain decoding's loss on them is measured before
+    and after (`setblock.training.run.held_out`).
 
     Args:
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).
         peak: of each process's hardware, in operations per second; see `SBDTrainer`.
+        on_held_out: called with how many held-out documents have been measured so far, and how many will be.
     """
     _refuse_missing_reporters(args)
     with _only_run(args):
-        return _train(recipe, args, callbacks=callbacks, peak=peak)
+        return _train(recipe, args, callbacks=callbacks, peak=peak, on_held_out=on_held_out)
 
 
 @contextmanager
@@ -102,7 +110,14 @@ def _only_run(args: SBDConfig) -> Iterator[None]:
                 (folder / LOCK).unlink(missing_ok=True)
 
 
-def _train(recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks, peak: float | None) -> Path:
+def _train(
+    recipe: Recipe,
+    args: SBDConfig,
+    *,
+    callbacks: MakeCallbacks,
+    peak: float | None,
+    on_held_out: Callable[[int, int], None],
+) -> Path:
     # 1. Model and tokenizer
     output = Path(args.output_dir)
     finished, checkpoint = earlier_run(args)
@@ -126,12 +141,15 @@ def _train(recipe: Recipe, args: SBDConfig, *, callbacks: MakeCallbacks, peak: f
     given, held_out = data["train"], data.get("evaluation")
     trainer = SBDTrainer(sbd, args, adapter=recipe.adapter, peak=peak, train_dataset=given, eval_dataset=held_out)
     at_the_end = [] if held_out is None else [_EvaluationAtTheEnd()]
-    for callback in (MetricsFile(), *at_the_end, *callbacks(trainer, sbd)):
+    scores = [HeldOutScores(trainer, sbd, each.rows, on_progress=on_held_out) for each in filter(None, [held_out])]
+    for callback in (MetricsFile(), *at_the_end, *callbacks(trainer, sbd), *scores):
         trainer.add_callback(callback)
     with args.main_process_first(local=args.save_on_each_node):  # one process for each folder
         claim(output, recipe, documents=rows["train"].fingerprint, global_batch_size=args.global_batch_size)
     with telling_of_full_disks(output):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        for each in scores:
+            each.measure()
 
         # 4. Save
         save_result(

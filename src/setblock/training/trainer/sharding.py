@@ -12,6 +12,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import FullyShardedDataParallelPlugin, broadcast_object_list
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import TrainingArguments
 from transformers.integrations import is_fsdp_enabled
 
@@ -60,6 +61,14 @@ def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
         )
     if (policy := plugin.mixed_precision_policy) is not None:
         plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
+
+
+def reshard(model: nn.Module) -> None:
+    """Have FSDP2 hold each process's share of the weights again, after a pass without a backward pass. The root's gathered
+    ones, rounded to the type of the pass, would else be taken for what was trained."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def with_tied_weights_visible(prepare: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerControl
+from transformers.trainer_utils import EvalLoopOutput
 
 from setblock.errors import SetBlockError, warn
 from setblock.locks import one_at_a_time
@@ -27,7 +28,7 @@ from setblock.training.loss.loss import SBDLoss
 from setblock.training.run.saving import Completeness
 from setblock.training.trainer.metrics import StepClock, TokenCost
 from setblock.training.trainer.optimizer import MuonAdamW
-from setblock.training.trainer.sharding import is_sharded, set_up, share_buffers, with_tied_weights_visible
+from setblock.training.trainer.sharding import is_sharded, reshard, set_up, share_buffers, with_tied_weights_visible
 
 _SUMS = ("ntp_sum", "ntp_count", "matp_sum", "matp_count")  # of `SBDLoss`
 
@@ -243,6 +244,14 @@ class SBDTrainer(Trainer):
         elif "loss" in logs:
             logs = {**logs, **self._figures("")}
         super().log(logs, start_time)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Run the Trainer's evaluation."""
+        try:
+            output: EvalLoopOutput = super().evaluation_loop(*args, **kwargs)
+            return output
+        finally:
+            reshard(self.model_wrapped)
 
     @one_at_a_time(of=lambda trainer: trainer._base)
     def prediction_step(
