@@ -1,7 +1,7 @@
 """Measure exact mode against plain decoding under load: requests at once, drafts of each fixed length, and as it decides.
 
     python benchmarks/load.py --out benchmarks/results/load.jsonl
-    python benchmarks/load.py --report benchmarks/results/load.jsonl --picture docs/load.svg
+    python benchmarks/load.py --report benchmarks/results/load.jsonl --picture runs/load.svg
 
 A cell is a model with its prompts, and a number of requests at once, in the engine that `setblock serve` uses or in a batch as
 `setblock evaluate --batch-size` does. The engine gets twice as many requests as run at once, and at least eight in all, whose

@@ -112,13 +112,12 @@ def test_seconds_are_learned_of_the_tokens_that_layers_get(
     gate: nn.Module = sbd.model.get_submodule("model.layers.1.mlp.gate_proj")
     with gate.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:-1].numel())):
         generate(sbd, PROMPT, settings=settings)
-        engine = Engine(sbd)
+        in_engine, engine = len(rows), Engine(sbd)
         for number in range(3):
             engine.submit(Request(str(number), [*PROMPT, number], settings))
         while not engine.is_idle:
             engine.step()
-    assert timed == [tokens for tokens in rows if tokens in timed]  # all but passes over prompts
-    assert len(timed) >= len(rows) - 3
+    assert timed == rows[1:in_engine] + rows[in_engine + 1 :]  # all but the passes over prompts
 
 
 @pytest.mark.nightly  # the compiler takes a minute
