@@ -113,7 +113,8 @@ class PassTimes:
         rising = seconds[below] * (self._free_tokens + tokens) / (self._free_tokens + count[below])
         line = np.interp(tokens, count, seconds, right=np.inf)
         is_near = (above < len(count)) & (count[above.clip(max=len(count) - 1)] <= NEAR * count[below])
-        return np.where((tokens >= count[0]) & is_near, line, np.minimum(rising, line))
+        found: np.ndarray = np.where((tokens >= count[0]) & is_near, line, np.minimum(rising, line))
+        return found
 
     @property
     def most(self) -> float:
