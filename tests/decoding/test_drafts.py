@@ -69,7 +69,7 @@ SETTINGS = [
         block_size=size,
         max_new_tokens=length,
         temperature=temperature,
-        draft_lookup=lookup,
+        prompt_lookup=lookup,
         seed=size,
         **more,
     )
@@ -171,7 +171,7 @@ def test_what_copies_give_is_learned_from_those_that_the_text_has(
     """After any decision, from the match at the token that is certain; and of a pass that looked for none, nothing."""
     sbd, control = tiny(trained_tokenizer, "shifted", dtype=torch.float64)
     few = dict.fromkeys(range(5, 17), 50.0)  # tokens, so that some come again
-    settings = [replace(SETTINGS[3], logit_bias=few, max_new_tokens=40, draft_lookup=lookup) for lookup in (1, 1, 2)]
+    settings = [replace(SETTINGS[3], logit_bias=few, max_new_tokens=40, prompt_lookup=lookup) for lookup in (1, 1, 2)]
     found: list[tuple[RowDrafts, int, list[float] | None]] = []
 
     def observed(row: RowDrafts, span: Span) -> None:
@@ -193,7 +193,7 @@ def test_what_copies_give_is_learned_from_those_that_the_text_has(
             seen["nothing"] += 1
             continue
         matched = int(copied(torch.tensor([text]), torch.tensor([committed]), size=1).matched)
-        if matched < (settings[index].draft_lookup or 0):
+        if matched < (settings[index].prompt_lookup or 0):
             seen["none"] += 1
             assert not any(learned)
         else:
@@ -253,7 +253,7 @@ def test_copies_are_not_looked_for_where_none_is_worth_it(
     monkeypatch.setattr("setblock.decoding.step.absorb.with_copies", counted)
     monkeypatch.setattr(DraftControl, "costs_of", lambda *_, **__: GivenCosts(by_token))
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
-    settings = DecodingSettings(max_new_tokens=60, min_new_tokens=60, draft_lookup=1)
+    settings = DecodingSettings(max_new_tokens=60, min_new_tokens=60, prompt_lookup=1)
     answers = generate_batch(sbd, [[5, 6, 5, 6, 5, 6]] * 20, settings=settings)
     assert sum(each.drafted for each in answers) == 0
     assert 10 <= len(searches) <= 20 < answers[0].num_forwards
@@ -290,7 +290,7 @@ def test_a_drafted_place_that_was_left_out_is_learned_from_too(
 
     monkeypatch.setattr("setblock.decoding.rows.decided_spans", decide)
     monkeypatch.setattr(Chances, "learn", noted)
-    settings = DecodingSettings(max_new_tokens=60, draft_lookup=1, block_size=8)
+    settings = DecodingSettings(max_new_tokens=60, prompt_lookup=1, block_size=8)
     answers = generate_batch(sbd, prompts[:3], settings=settings)
     texts = [[*prompt, *each.token_ids] for prompt, each in zip(prompts, answers, strict=False)]
     more = Counter[bool]()
