@@ -71,7 +71,7 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
             for gamma in (() if sbd.facts is None else options.gammas)
         },
         "ours, exact": DecodingSettings(method="exact", **limit),
-        "ours, exact, with copies": DecodingSettings(method="exact", draft_lookup=options.draft_lookup, **limit),
+        "ours, exact, with copies": DecodingSettings(method="exact", prompt_lookup=options.prompt_lookup, **limit),
     }
     if sbd.facts is None:
         del settings["ours, exact"]  # whose drafts are copies
@@ -181,7 +181,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--task", default="word-problems", help="that it answers: a name or a file (word-problems)")
     add("--allow-code-execution", action="store_true", help="run programs that answers to it are")
     add("--dtype", choices=DTYPES, help="it computes in (its own)")
-    add("--draft-lookup", type=int, default=2, help="tokens that a copied draft has to match (2)")
+    add("--prompt-lookup", type=int, default=2, help="tokens that a copied draft has to match (2)")
     add("--draft", type=Path, default=Path("runs/draft"), help="the trained model's draft model (runs/draft)")
     add("--problems", type=int, default=20, help="held-out problems (20)")
     add("--gammas", nargs="+", type=float, default=[0.01, 0.03, 0.1], help="entropy bounds, in nats (0.01 0.03 0.1)")

@@ -100,7 +100,7 @@ def drawn_settings(rng: random.Random, tokenizer: PreTrainedTokenizerBase, *, me
         method=method or rng.choice(["sbd", "sbd", "exact", "exact", "ntp"]),
         sampler=rng.choice(samplers),
         block_size=rng.choice([1, 2, 3, 5, 8, 16]),
-        draft_lookup=sometimes(rng.randint(0, 2), None),
+        prompt_lookup=sometimes(rng.randint(0, 2), None),
         drafts="fixed",  # so that passes can be compared
         max_new_tokens=length,
         min_new_tokens=sometimes(rng.randint(0, length), 0),

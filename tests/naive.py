@@ -180,7 +180,7 @@ def _copied(
             longest, place = matched, end
     draft_text: list[int] = [] if model.draft_text is None else model.draft_text.token_ids.tolist()
     elsewhere, place_there = _most_often(draft_text, text)
-    if not settings.draft_lookup or max(longest, elsewhere) < settings.draft_lookup:
+    if not settings.prompt_lookup or max(longest, elsewhere) < settings.prompt_lookup:
         return block
     filled = list(block)
     for i in range(1, len(block)):

@@ -97,7 +97,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     for settings in (
         DecodingSettings(method="sbd", block_size=4),
         DecodingSettings(method="sbd", sampler=EntropyBounded()),
-        DecodingSettings(method="exact", draft_lookup=2),
+        DecodingSettings(method="exact", prompt_lookup=2),
         DecodingSettings(method="ntp"),
     ):
         assert with_calibration(model, settings) == settings

@@ -81,10 +81,10 @@ def test_what_a_sampler_can_t_be(options, said):
 
 def test_other_options_reach_the_settings_of_their_names():
     options = DecodingOptions(
-        logit_bias=["3=-1.5", "4=2"], banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, draft_lookup=2
+        logit_bias=["3=-1.5", "4=2"], banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, prompt_lookup=2
     )
     assert options.settings() == DecodingSettings(
-        logit_bias={3: -1.5, 4: 2.0}, banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, draft_lookup=2
+        logit_bias={3: -1.5, 4: 2.0}, banned_tokens=[7], stop=["a", "b"], stop_token_ids=[9], top_k=5, prompt_lookup=2
     )
 
 
@@ -104,3 +104,11 @@ def test_reports_name_the_default_sampler():
     found = sampler_json(DecodingSettings(method="sbd"))
     assert (found["sampler"], found["gamma"]) == ("entropy-prefix", EntropyPrefix().gamma)
     assert found["sampler_options"] == {"gamma": found["gamma"]}
+
+
+@pytest.mark.parametrize("typed", [["--draft-lookup", "2"], ["--draft-lookup=2"]])
+def test_an_option_s_earlier_name_still_works_and_says_the_current_one(run, typed):
+    result = run("generate", "4 + 4 =", "--max-new-tokens", "3", "--json", *typed)
+    assert result.code == 0
+    assert "--draft-lookup is now called --prompt-lookup" in result.stderr
+    assert "draft-lookup" not in run("generate", "--help-all").stdout

@@ -58,7 +58,7 @@ def requests(draw: st.DrawFn, vocab_size: int) -> DecodingSettings:
         method=draw(st.sampled_from(["sbd", "sbd", "exact", "exact", "ntp"])),
         sampler=draw(st.sampled_from(TWINNED).flatmap(samplers) | st.just(EntropyBounded(2.0))),
         block_size=draw(st.integers(1, 16)),
-        draft_lookup=draw(st.integers(0, 2)),
+        prompt_lookup=draw(st.integers(0, 2)),
         drafts=drafts,
         branches=branches,
         max_new_tokens=new_tokens,

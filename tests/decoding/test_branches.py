@@ -16,7 +16,7 @@ from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
-EXACT = DecodingSettings(max_new_tokens=23, block_size=6, drafts="fixed", sampler=EntropyBounded(6.0), draft_lookup=0)
+EXACT = DecodingSettings(max_new_tokens=23, block_size=6, drafts="fixed", sampler=EntropyBounded(6.0), prompt_lookup=0)
 
 
 def model(tokenizer: PreTrainedTokenizerBase, family: str, mode: str) -> SBDModel:
@@ -34,7 +34,7 @@ def test_tokens_and_passes_are_those_of_the_naive_twin(
     """Alone, and in a batch of rows with other numbers of branches, other blocks and other methods."""
     sbd = model(trained_tokenizer, family, mode)
     settings = [
-        replace(EXACT, branches=branches, block_size=size, temperature=temperature, seed=3, draft_lookup=lookup)
+        replace(EXACT, branches=branches, block_size=size, temperature=temperature, seed=3, prompt_lookup=lookup)
         for branches, size, lookup in ((1, 6, 0), (3, 4, 2), (5, 6, 0), (0, 6, 0))
     ]
     settings += [replace(EXACT, method=each, temperature=temperature) for each in ("ntp", "sbd")]

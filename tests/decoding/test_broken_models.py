@@ -191,7 +191,7 @@ def test_drafts_that_are_not_numbers_fail_no_exact_row(
     sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
     assert sbd.facts is not None
     spoiled(sbd, sbd.facts.mask_token_id)
-    exact = DecodingSettings(max_new_tokens=20, block_size=5, draft_lookup=lookup)
+    exact = DecodingSettings(max_new_tokens=20, block_size=5, prompt_lookup=lookup)
     settings = [replace(exact, temperature=each) for each in (0.0, 1.0)]
     found = answers(sbd, [prompts[1]] * 2, settings)
     plain = answers(sbd, [prompts[1]] * 2, [replace(each, method="ntp") for each in settings])
@@ -212,7 +212,7 @@ def test_what_stands_behind_a_wrong_draft_fails_no_row(
     sbd.draft_text = indexed([[*written[n - 2 : n + 1], poison, 9, 9] for n in range(len(prompts[0]), len(written), 3)])
     for model in (untrained(sbd), sbd):
         (found,) = answers(
-            spoiled(model, poison), prompts[:1], [replace(plain, method="exact", draft_lookup=2, block_size=5)]
+            spoiled(model, poison), prompts[:1], [replace(plain, method="exact", prompt_lookup=2, block_size=5)]
         )
         assert (found.token_ids, found.finish_reason) == (wanted.token_ids, "length")
 
@@ -231,7 +231,7 @@ def test_exact_fails_where_plain_decoding_does(
     for model in (untrained(sbd), sbd):
         spoiled(model, whole[place]).draft_text = indexed([[*prompts[0], *whole]])
         for ends in ((), (stop,)):
-            exact = DecodingSettings(max_new_tokens=20, block_size=8, draft_lookup=1, stop=ends)
+            exact = DecodingSettings(max_new_tokens=20, block_size=8, prompt_lookup=1, stop=ends)
             ours, theirs = (
                 answers(model, prompts[:1], [replace(exact, method=method)])[0]  # type: ignore[arg-type]
                 for method in ("exact", "ntp")

@@ -85,7 +85,7 @@ def test_decodes_the_same_without_compiling_anew(tokenizer: PreTrainedTokenizerB
 
 
 def test_copied_drafts_compile_too_and_plain_generate_goes_on_working(tokenizer: PreTrainedTokenizerBase) -> None:
-    sbd, settings = model(tokenizer), [replace(each, draft_lookup=1) for each in SETTINGS]
+    sbd, settings = model(tokenizer), [replace(each, prompt_lookup=1) for each in SETTINGS]
     sbd.draft_text = indexed([range(40), *(tokenizer(text).input_ids for text in TEXTS[::-1])])
     expected = [decoded(sbd, prompts, settings) for prompts in (PROMPTS, OTHERS)]
     plain = partial(sbd.model.generate, torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False, pad_token_id=0)

@@ -238,7 +238,7 @@ def test_a_copy_may_be_longer_than_a_trained_block_where_its_length_is_decided(
 ) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     sbd.prepare_for_training(block_sizes=(2, 5), logit_shift=False)
-    batch = open_batch(sbd, [[5, 6]], [DecodingSettings(draft_lookup=lookup, drafts=drafts)])
+    batch = open_batch(sbd, [[5, 6]], [DecodingSettings(prompt_lookup=lookup, drafts=drafts)])
     assert int(batch.state.terms.block_size[0]) == expected
 
 

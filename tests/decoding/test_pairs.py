@@ -164,7 +164,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreTrain
 
 
 def asked(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> DecodingSettings:
-    settings = DecodingSettings(block_size=8, max_new_tokens=26, sampler=EntropyBounded(4.0), draft_lookup=0)
+    settings = DecodingSettings(block_size=8, max_new_tokens=26, sampler=EntropyBounded(4.0), prompt_lookup=0)
     if "structure" in features:
         settings = replace(settings, structure=TOOL)
     if "tools" in features:
@@ -178,9 +178,9 @@ def asked(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> Decod
         digits = tokenizer.convert_tokens_to_ids([*"0123456789"])
         settings = replace(settings, companions=(Maker(partial(Parity, digits)), Maker(partial(Stopper, 21))))
     if "copies" in features:
-        settings = replace(settings, draft_lookup=1)
+        settings = replace(settings, prompt_lookup=1)
     elif "draft text" in features:
-        settings = replace(settings, draft_lookup=2)
+        settings = replace(settings, prompt_lookup=2)
     if "stop strings" in features:
         settings = replace(settings, stop=("ne", "11"))
     if "penalties" in features:

@@ -24,7 +24,7 @@ SOME = EntropyBounded(4.0)
         ({"method": "ar"}, "method must be one of sbd, exact, ntp, not 'ar'"),
         ({"block_size": 0}, "block_size must be at least 1, not 0"),
         ({"block_size": 2.5}, "block_size must be a whole number, not 2.5"),
-        ({"draft_lookup": -1}, "draft_lookup must be at least 0, not -1"),
+        ({"prompt_lookup": -1}, "prompt_lookup must be at least 0, not -1"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ({"max_new_tokens": "9"}, "max_new_tokens must be a whole number, not '9'"),
         ({"min_new_tokens": -1}, "min_new_tokens must be at least 0, not -1"),

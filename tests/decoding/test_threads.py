@@ -164,7 +164,7 @@ def test_drafts_that_requests_learn_from_each_other(
     trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
-    settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=30, draft_lookup=2)
+    settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=30, prompt_lookup=2)
     cases = list(product(prompts, range(4)))
     alone = [generate(sbd, prompt, settings=settings).token_ids for prompt, _ in cases]
     fresh = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts)

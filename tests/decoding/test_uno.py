@@ -90,7 +90,7 @@ def test_every_token_is_that_of_the_naive_twin(model: SBDModel, prompts: list[li
         sampler = EntropyBounded(gamma=gamma)  # in `sbd`, several passes fill a block
         of = {"drafts": "fixed", "temperature": 4.0, "seed": 3, "branches": branches, "max_new_tokens": 26}
         settings = settings_of(method, sampler=sampler, **of)
-        settings = replace(settings, draft_lookup=0) if method == "exact" else settings
+        settings = replace(settings, prompt_lookup=0) if method == "exact" else settings
         fast = [generate_batch(model, [prompt], settings=settings)[0] for prompt in prompts]
         for prompt, answer in zip(prompts, fast, strict=True):
             expected = naive(model, prompt, settings, sampler=sampler, forward=full_logits)
@@ -103,7 +103,7 @@ def test_drafts_follow_from_the_seed_and_greedy_text_does_not(model: SBDModel, p
     sampler = ConfidenceThreshold(threshold=0.0)
     text, passes = set(), set()
     for seed in (0, 0, 1, 2, 3):
-        settings = settings_of("exact", drafts="fixed", seed=seed, sampler=sampler, draft_lookup=0)
+        settings = settings_of("exact", drafts="fixed", seed=seed, sampler=sampler, prompt_lookup=0)
         found = generate_batch(model, prompts, settings=settings)
         text.add(tuple(tuple(each.token_ids) for each in found))
         passes.add((seed, tuple(each.num_forwards for each in found)))

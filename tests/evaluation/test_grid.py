@@ -63,7 +63,7 @@ def test_every_sampler_has_a_dial(model, name):
         (["sbd"], ["factor"], {"factor": ["much"]}, "factor of sampler factor must be a number, not 'much'"),
         (["sbd"], ["factor"], {"block_size": ["0"]}, "block_size must be at least 1, not 0"),
         (["sbd"], ["factor"], {"block_size": ["big"]}, "grid key block_size must be a whole number, not 'big'"),
-        (["sbd"], ["factor"], {"draft_lookup": ["1"]}, "'draft_lookup' fits nothing"),
+        (["sbd"], ["factor"], {"prompt_lookup": ["1"]}, "'prompt_lookup' fits nothing"),
     ],
 )
 def test_mistakes(model, methods, samplers, values, message):
@@ -74,7 +74,7 @@ def test_mistakes(model, methods, samplers, values, message):
 def test_a_file_holds_grids(model, tmp_path):
     path = tmp_path / "grid.yaml"
     path.write_text(
-        "- sampler: [factor]\n  factor: [0.5, 1]\n  block_size: 4\n- gamma: [.inf]\n- {method: exact, draft_lookup: [0, 2]}\n"
+        "- sampler: [factor]\n  factor: [0.5, 1]\n  block_size: 4\n- gamma: [.inf]\n- {method: exact, prompt_lookup: [0, 2]}\n"
     )
     assert [label_of(point) for point in points_of(model, read_grids(path))] == [
         "factor 0.5, k 4",

@@ -51,7 +51,7 @@ def test_every_parameter_arrives() -> None:
                 "method": "exact",
                 "gamma": 0.35,
                 "block_size": 8,
-                "draft_lookup": 2,
+                "prompt_lookup": 2,
                 "temperature": 0.7,
                 "min_p": 0.05,
                 "seed": 11,
@@ -60,7 +60,7 @@ def test_every_parameter_arrives() -> None:
         )
     )
     assert settings.sampler == EntropyBounded(0.35)
-    assert (settings.method, settings.block_size, settings.draft_lookup) == ("exact", 8, 2)
+    assert (settings.method, settings.block_size, settings.prompt_lookup) == ("exact", 8, 2)
     assert (settings.temperature, settings.min_p, settings.seed) == (0.7, 0.05, 11)
     assert (settings.top_k, settings.top_p) == (5, 0.9)
     assert settings_of(params(repetition_penalty=1.3)).repetition_penalty == 1.3

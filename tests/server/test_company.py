@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("longest_drafts")
 
 REQUESTS = {1: 20, 2: 40, 4: 80, 8: 100, 16: 120, 32: 80}  # at a time: how many
 SAME = (
-    "method", "block_size", "draft_lookup", "drafts", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "method", "block_size", "prompt_lookup", "drafts", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "banned_tokens", "stop_token_ids", "seed", "n", "logprobs",
 )  # fmt: skip
 

@@ -65,7 +65,7 @@ def test_exact_is_what_transformers_gives(
     form = {**SCHEMAS, **OTHERS}[name]
     wanted = [by_transformers(sbd, each, form, tokens=TOKENS, tokenizer=sbd.tokenizer) for each in prompts]
     for method, lookup in (("ntp", None), ("exact", None), ("exact", 1)):
-        base = DecodingSettings(method=method, max_new_tokens=TOKENS, structure=form, draft_lookup=lookup)  # type: ignore[arg-type]
+        base = DecodingSettings(method=method, max_new_tokens=TOKENS, structure=form, prompt_lookup=lookup)  # type: ignore[arg-type]
         for found, expected in zip(answers(sbd, prompts, [base] * len(prompts)), wanted, strict=True):
             assert found.token_ids == expected
             assert found.finish_reason == ("stop" if expected[-1] in sbd.end_of_text_ids else "length")
@@ -150,7 +150,7 @@ def test_the_grammar_saves_passes(shifted: SBDModel, prompts: list[list[int]]) -
             sampler=EntropyBounded(0.0),
             block_size=16,
             structure=forced,
-            draft_lookup=0,
+            prompt_lookup=0,
         )
         found = generate(model, prompts[0], settings=asked)
         assert found.text == '{"a_long_name_of_a_field": "and a long value of it"}'
@@ -169,7 +169,7 @@ def test_copies_are_drafted_under_a_grammar(shifted: SBDModel, prompts: list[lis
         logit_bias={token_id: 30.0 * place for place, token_id in enumerate(sorted(digits))},
     )
     wanted = generate(free, prompts[0], settings=replace(asked, method="ntp"))
-    without, found = (generate(free, prompts[0], settings=replace(asked, draft_lookup=each)) for each in (0, 1))
+    without, found = (generate(free, prompts[0], settings=replace(asked, prompt_lookup=each)) for each in (0, 1))
     assert found.token_ids == without.token_ids == wanted.token_ids
     assert without.passes.decoding == wanted.passes.decoding
     assert found.passes.decoding < without.passes.decoding / 4
@@ -265,6 +265,6 @@ def test_the_bundled_model_takes_what_its_vocabulary_has() -> None:
 def test_a_copied_draft_that_is_banned_is_no_way_out_either(shifted: SBDModel) -> None:
     (one,) = shifted.tokenizer("1").input_ids
     prompt = shifted.tokenizer("a1b a1b ").input_ids
-    asked = DecodingSettings(structure=Regex("a1b"), banned_tokens=[one], draft_lookup=1)
+    asked = DecodingSettings(structure=Regex("a1b"), banned_tokens=[one], prompt_lookup=1)
     exact, plain = (answers(shifted, [prompt], [replace(asked, method=each)])[0] for each in ("exact", "ntp"))  # type: ignore[arg-type]
     assert (exact.token_ids, exact.finish_reason, exact.error) == (plain.token_ids, plain.finish_reason, plain.error)

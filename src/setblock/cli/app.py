@@ -19,12 +19,17 @@ from setblock.cli.messages import print_message, print_warning, silence_early, w
 from setblock.cli.options.groups import with_option_groups
 from setblock.cli.training.data import inspect, regenerate, tokenise
 from setblock.cli.training.train import train
+from setblock.decoding.settings.table import RENAMED
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 
 class _Commands(TyperGroup):
     """Turn a user's mistake into one line and exit code 1, or 2 where a parameter is out of its range; anything else
     that goes wrong keeps its traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take the earlier names of options, too."""
+        return super().parse_args(ctx, [_current_name(each) for each in args])
 
     def invoke(self, ctx: Any) -> Any:
         silence_early()
@@ -41,6 +46,17 @@ class _Commands(TyperGroup):
             except KeyboardInterrupt as error:
                 print_message("interrupted")
                 raise typer.Exit(128 + signal.SIGINT) from error
+
+
+def _current_name(argument: str) -> str:
+    """Return an argument of the command line with an option's current name, and say so where that is another."""
+    typed, equals, value = argument.partition("=")
+    name = RENAMED.get(typed.removeprefix("--").replace("-", "_")) if typed.startswith("--") else None
+    if name is None:
+        return argument
+    current = f"--{name.replace('_', '-')}"
+    print_message(f"{typed} is now called {current}: use that name, the earlier one will go")
+    return f"{current}{equals}{value}"
 
 
 app = typer.Typer(

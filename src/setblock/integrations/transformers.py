@@ -22,7 +22,7 @@ from setblock import devices
 from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.table import DecodingSettings, offered
+from setblock.decoding.settings.table import RENAMED, DecodingSettings, offered
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.loading import refuse_unsupported
 from setblock.model.probe.probe import plan_attention
@@ -93,7 +93,7 @@ def sbd_generate(
     Transformers hands over what it has prepared, and the arguments that the signature names; but never `streamer` and
     `tokenizer`, which `generate` binds.
     """
-    options = {name: model_kwargs.pop(name) for name in OPTIONS if name in model_kwargs}
+    options = {name: model_kwargs.pop(name) for name in (*OPTIONS, *RENAMED) if name in model_kwargs}
     if options.get("stop_strings") and tokenizer is None:
         raise ParameterError("stop_strings need the tokenizer: pass tokenizer=... too")
     if options.get("structure") is not None and tokenizer is None:
@@ -135,7 +135,7 @@ def sbd_generate(
 # With `OPTIONS` by name: Transformers hands over no argument that it does not find there
 _signature = inspect.signature(sbd_generate)
 *_own, _rest = _signature.parameters.values()
-_options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in OPTIONS]
+_options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*OPTIONS, *RENAMED)]
 sbd_generate.__signature__ = _signature.replace(parameters=[*_own, *_options, _rest])  # type: ignore[attr-defined]
 
 

@@ -53,7 +53,7 @@ SETTINGS = [
         block_size=size,
         max_new_tokens=length,
         temperature=temperature,
-        draft_lookup=lookup,
+        prompt_lookup=lookup,
         seed=size,
         **more,
     )

@@ -115,7 +115,7 @@ def test_a_model_that_was_never_trained_decodes_exactly(
     if has_others:
         untrained.draft_text = indexed(prompts)
     shared = {"max_new_tokens": NEW, "temperature": temperature, "seed": 3}
-    exact = [DecodingSettings(method="exact", draft_lookup=lookup, block_size=k, **shared) for k in (1, 8, 16)]
+    exact = [DecodingSettings(method="exact", prompt_lookup=lookup, block_size=k, **shared) for k in (1, 8, 16)]
     plain = answers(untrained, prompts, [DecodingSettings(method="ntp", **shared)] * 3)
     ours = answers(untrained, prompts, exact)
     assert [each.token_ids for each in ours] == [each.token_ids for each in plain]
@@ -201,7 +201,7 @@ def test_copies_and_blocks_together_are_the_plain_twins(
         DecodingSettings(
             method="exact",
             sampler=EntropyBounded(4.0),
-            draft_lookup=lookup,
+            prompt_lookup=lookup,
             block_size=size,
             max_new_tokens=24,
         )

@@ -17,7 +17,7 @@ from setblock.errors import ParameterError
 
 POINTS = [DecodingSettings(method="sbd", sampler=kind(), block_size=4) for kind in SAMPLERS.values()] + [
     DecodingSettings(method="sbd", sampler=EntropyBounded(math.inf)),
-    DecodingSettings(method="exact", draft_lookup=3),
+    DecodingSettings(method="exact", prompt_lookup=3),
     DecodingSettings(method="sbd"),
     DecodingSettings(method="ntp"),
 ]
@@ -39,7 +39,7 @@ def test_the_same_request_comes_back_from_json(model, settings):
     if settings.method != "ntp":
         assert restored.sampler == sampler_for(settings)
         assert restored.block_size == settings.block_size or (settings.block_size is None and restored.block_size == 16)
-        assert settings.method == "sbd" or restored.draft_lookup == (settings.draft_lookup or 0)
+        assert settings.method == "sbd" or restored.prompt_lookup == (settings.prompt_lookup or 0)
 
 
 def test_labels():

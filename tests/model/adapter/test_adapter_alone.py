@@ -38,7 +38,7 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
 
 @pytest.mark.parametrize("adapter", ["alone", f"model/{ADAPTER_FOLDER}"])
 def test_it_decodes_as_its_checkpoint_does(folder: Path, prompts: list[list[int]], adapter: str) -> None:
-    settings = DecodingSettings(method="exact", max_new_tokens=24, drafts="fixed", draft_lookup=0, block_size=6)
+    settings = DecodingSettings(method="exact", max_new_tokens=24, drafts="fixed", prompt_lookup=0, block_size=6)
     whole = load(folder / "model")
     found = load(folder / "base", adapter=folder / adapter)
     assert found.facts == whole.facts

@@ -195,7 +195,7 @@ class TwoPasses:
 def settings_of(**others: Any) -> DecodingSettings:
     sampler = ConfidenceThreshold(threshold=0.0)  # all of a block
     return DecodingSettings(
-        method="exact", max_new_tokens=40, sampler=sampler, drafts="fixed", draft_lookup=0, **others
+        method="exact", max_new_tokens=40, sampler=sampler, drafts="fixed", prompt_lookup=0, **others
     )
 
 

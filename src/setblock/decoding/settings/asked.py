@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from setblock.decoding.samplers.named import name_of, options_of, parameters_of, sampler_named
-from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, SETTINGS, DecodingSettings
+from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, SETTINGS, DecodingSettings, with_current_names
 from setblock.errors import ParameterError, SetBlockError, did_you_mean
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def settings_asked(
     """
     if base is not None and not isinstance(base, DecodingSettings):
         raise ParameterError(f"settings must be DecodingSettings, not {base!r}")
-    given = {name: value for name, value in asked.items() if value is not None}
+    given = {name: value for name, value in with_current_names(asked).items() if value is not None}
     chosen, options = given.pop("sampler", None), dict(given.pop("sampler_options", {}))
     values = {name: given.pop(name) for name in offered if name in given and name in SETTINGS}
     settings = replace(base or DecodingSettings(), **values)
@@ -87,14 +87,14 @@ def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_t
             "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: use method 'exact' or "
             "'ntp', or fine-tune it with `setblock train`"
         )
-    draft_lookup = draft_lookup_for(facts, settings, has_draft_text=has_draft_text)
+    prompt_lookup = prompt_lookup_for(facts, settings, has_draft_text=has_draft_text)
     # Copies may be longer than the blocks that were trained, where how much is fed of either is decided pass by pass
-    is_decided = method == "exact" and settings.drafts == "adaptive" and draft_lookup > 0
+    is_decided = method == "exact" and settings.drafts == "adaptive" and prompt_lookup > 0
     trained = () if facts is None or is_decided else facts.block_sizes
     found: dict[str, Any] = {
         "sampler": sampler_for(settings),
         "block_size": settings.block_size or usual_block_size(trained),
-        "draft_lookup": draft_lookup,
+        "prompt_lookup": prompt_lookup,
         "branches": _branches_for(facts, settings),
     }
     found |= {name: SETTINGS[name].default for name in POINT if not SETTINGS[name].acts_in(method)}
@@ -106,10 +106,10 @@ def usual_block_size(trained: Sequence[int]) -> int:
     return min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
 
 
-def draft_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, has_draft_text: bool = False) -> int:
+def prompt_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, has_draft_text: bool = False) -> int:
     """Return how many tokens must match before method `exact` copies a draft from the text, or from a draft text."""
-    if settings.draft_lookup is not None:
-        return settings.draft_lookup
+    if settings.prompt_lookup is not None:
+        return settings.prompt_lookup
     if facts is None or (facts.noisy_adapter and settings.drafts == "adaptive"):
         return 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
     if facts.noisy_adapter:

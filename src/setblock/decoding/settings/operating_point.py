@@ -20,7 +20,7 @@ from setblock.decoding.samplers.named import (
     sampler_named,
 )
 from setblock.decoding.settings.asked import decided, sampler_told
-from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
+from setblock.decoding.settings.table import POINT, RENAMED, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def point_from_json(recorded: Any, *, to_decode: bool = True) -> DecodingSetting
     """Return the point that `point_to_json` wrote, or raise `ParameterError` if it is none, or none that this release knows.
     What an earlier release did not know stays open. A sampler that is not known here is a `RecordedSampler` where the point is
     not `to_decode` by."""
+    if isinstance(recorded, Mapping):  # what an earlier release wrote
+        recorded = {RENAMED.get(key, key): value for key, value in recorded.items()}
     if not isinstance(recorded, Mapping) or not {"method"} <= recorded.keys() <= {*_KEYS}:
         raise ParameterError(f"an operating point must have the keys {', '.join(sorted(_KEYS))}, not be {recorded!r}")
     values = dict(recorded)

@@ -4,12 +4,13 @@ Imports no PyTorch, so that the command line can offer the settings without it.
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from setblock.decoding.settings.setting import Range, Setting, answer, point, report, sampling, table_of
-from setblock.errors import ParameterError, did_you_mean
+from setblock.errors import ParameterError, did_you_mean, warn
 
 if TYPE_CHECKING:
     from setblock.decoding.companions.companion import CompanionMaker
@@ -45,7 +46,7 @@ class DecodingSettings:
         metavar="K",
         short="k",
     )
-    draft_lookup: int | None = point(
+    prompt_lookup: int | None = point(
         None,
         "In method exact: also copy drafts from the text. If at least this many of the last tokens occurred "
         "before, the tokens after that occurrence fill the positions that the model is unsure of. 0 disables "
@@ -168,8 +169,8 @@ class DecodingSettings:
     )
 
     def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":
-        """Raise `ParameterError` for a name that is no setting."""
-        for name in named.keys() - SETTINGS.keys():
+        """Raise `ParameterError` for a name that is no setting, nor was one."""
+        for name in named.keys() - SETTINGS.keys() - RENAMED.keys():
             raise ParameterError(
                 f"{name} is no setting{did_you_mean(name, SETTINGS)}: parameters of a sampler, such as gamma, go to the "
                 f"sampler, or by name to generate; settings are {', '.join(SETTINGS)}"
@@ -241,6 +242,33 @@ def offered(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = 
             found |= HYPERPARAMETERS
     return found
 
+
+RENAMED = {"draft_lookup": "prompt_lookup"}
+"""Earlier names of settings, which still work."""
+
+
+def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values under the current names of their settings. Warn of each earlier name, or raise `ParameterError` if a
+    setting is given by both of its names."""
+    found = dict(values)
+    for earlier in RENAMED.keys() & values.keys():
+        name, value = RENAMED[earlier], found.pop(earlier)
+        if found.get(name) is not None:
+            raise ParameterError(f"{name} is given more than once: {earlier} is its earlier name")
+        warn(f"{earlier} is now called {name}: use that name, the earlier one will go")
+        found[name] = value
+    return found
+
+
+def _takes_earlier_names(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def initialise(self: DecodingSettings, *args: Any, **named: Any) -> None:
+        init(self, *args, **with_current_names(named))
+
+    return initialise
+
+
+DecodingSettings.__init__ = _takes_earlier_names(DecodingSettings.__init__)  # type: ignore[method-assign]
 
 _ROWS = [f"    {row.name}: {row.help}" + f" Valid: {row.range}." * bool(str(row.range)) for row in SETTINGS.values()]
 DecodingSettings.__doc__ = "\n".join([f"{DecodingSettings.__doc__}\n\nAttributes:", *_ROWS])

@@ -79,11 +79,11 @@ class Terms:
         self.branches = column([each.branches for each in rows])
         self.is_ntp = column([each.settings.method == "ntp" for each in rows])  # [B] bool, one token a pass
         self.is_exact = column([each.settings.method == "exact" for each in rows])  # [B] bool, blocks are drafts
-        self.draft_lookup = column([each.settings.draft_lookup or 0 for each in rows])  # [B] as in the settings
+        self.prompt_lookup = column([each.settings.prompt_lookup or 0 for each in rows])  # [B] as in the settings
         self.seeds = column([each.settings.seed for each in rows])  # [B] of each row's draws
         self.confidences = column(CONFIDENCES)  # float32, the bounds between the kinds of what the model drafts
         # Whether the drafts of any row may be copied from the text, or vary in length
-        self.copies_drafts = any(each.settings.draft_lookup for each in rows)
+        self.copies_drafts = any(each.settings.prompt_lookup for each in rows)
         self.adapts_drafts = any(each.adapts_drafts for each in rows)
         # Whether all rows are exact, or never fed a block, or always a whole one
         self.is_all_exact = methods == {"exact"}

@@ -11,7 +11,7 @@ from typing import Any
 from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of
 from setblock.decoding.settings.asked import sampler_for, settings_asked
 from setblock.decoding.settings.operating_point import point_of
-from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method
+from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method, with_current_names
 from setblock.errors import ParameterError, SetBlockError, converted
 from setblock.model.sbd_model import SBDModel
 from setblock.yaml_loader import read_yaml
@@ -31,6 +31,7 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
     The `values` of a setting of a point, such as `block_size`, hold for every grid that has it; those of a hyperparameter, for
     every sampler that has it. A sampler whose hyperparameters get no values is swept along its dial. Raise `ParameterError` if
     a name is unknown, or a key fits nothing that is swept."""
+    values = with_current_names(values)
     for method in methods:
         _check_method(method)
     parameters = {name: parameters_of(name) for name in samplers if "sbd" in methods}
@@ -59,7 +60,8 @@ def read_grids(path: Path) -> list[Grid]:
     if not isinstance(content, list) or not all(isinstance(each, dict) and each for each in content):
         raise SetBlockError(f"{path} must be a list of mappings, such as `- {{sampler: factor, factor: [0.5, 1]}}`")
     return [
-        {str(key): value if isinstance(value, list) else [value] for key, value in grid.items()} for grid in content
+        with_current_names({str(key): value if isinstance(value, list) else [value] for key, value in grid.items()})
+        for grid in content
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from lm_eval.models.utils import normalize_gen_kwargs
 
 from setblock.decoding.settings.asked import sampler_told, settings_asked
-from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, DecodingSettings, offered
+from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, DecodingSettings, offered, with_current_names
 from setblock.errors import ParameterError
 
 _OF_THE_MODEL = ("method", *POINT, "seed")
@@ -37,7 +37,7 @@ def request_settings(
     any model of the harness; with `do_sample` alone the temperature is 1. Raise `ParameterError` if an argument is not
     known, or not valid.
     """
-    asked = dict(normalize_gen_kwargs(dict(generation), default_max_gen_toks))
+    asked = dict(normalize_gen_kwargs(with_current_names(generation), default_max_gen_toks))
     until, max_gen_toks, do_sample = asked.pop("until"), asked.pop("max_gen_toks"), asked.pop("do_sample")
     asked["temperature"] = asked.get("temperature", 1.0) if do_sample else 0.0
     own = {name: asked.pop(name) for name in HYPERPARAMETERS if name in asked}

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, create_
 
 from setblock.chat.messages import text_of
 from setblock.decoding.settings.setting import Setting
-from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS
+from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS, RENAMED
 from setblock.section import Section
 from setblock.server.http.errors import unsupported
 from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
@@ -207,7 +207,8 @@ class DecodingBody(_Settings):
         for name, (neutral, reason) in REFUSED.items():
             if name in value and value[name] not in neutral:
                 raise unsupported(name, reason)
-        return {key: each for key, each in value.items() if key not in REFUSED and key not in _IGNORED}
+        kept = {key: each for key, each in value.items() if key not in REFUSED and key not in _IGNORED}
+        return {RENAMED.get(key, key): each for key, each in kept.items()}
 
 
 class ChatBody(DecodingBody):

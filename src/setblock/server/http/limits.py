@@ -11,7 +11,7 @@ OFFERED = offered(
     but_not=("branches", "prefill_chunk", "structure", "logprobs"),
     names={"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
 )
-MOST = {"block_size": 64, "draft_lookup": 64}  # of settings that have no limit in the library
+MOST = {"block_size": 64, "prompt_lookup": 64}  # of settings that have no limit in the library
 MOST_LISTED = {"stop_token_ids": 16, "banned_tokens": 1024, "logit_bias": 1024}
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 64
