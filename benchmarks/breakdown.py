@@ -33,7 +33,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import Rows
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step import absorb as loop
+from setblock.decoding.step import update as loop
 from setblock.decoding.step.choice import RowSamplers
 from setblock.model.runners import forward
 from setblock.model.sbd_model import SBDModel

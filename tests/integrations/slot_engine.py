@@ -99,7 +99,7 @@ def serve(
         together = [*running, *arriving]
         order = sorted(range(len(together)), key=lambda place: -together[place])  # none that means anything
         served = [together[place] for place in order]
-        tokens_of, committed = slots.absorb(
+        tokens_of, committed = slots.update(
             [index + 1 for index in served],  # slot 0 stays empty: no slot is a request's place in the batch
             torch.cat([logits[place] for place in order]),
             fed=[fed[place] for place in order],

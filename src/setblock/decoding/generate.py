@@ -12,7 +12,7 @@ from setblock.decoding.rows import OpenBatch, Rows
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.checks import check_count, check_rows
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.step.absorb import DecodingStep
+from setblock.decoding.step.update import DecodingStep
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.runtime import LanguageModel
 

@@ -24,7 +24,6 @@ from setblock.decoding.drafts.shorten import (
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.absorb import DecodingStep, absorb
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.feed import (
     next_feed,
@@ -35,6 +34,7 @@ from setblock.decoding.step.feed import (
     span_of,
     spans_ahead,
 )
+from setblock.decoding.step.update import DecodingStep, update
 from setblock.devices import HostCopy
 from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, Runner, Span, as_it_is, pass_kind
@@ -150,7 +150,7 @@ class Rows:
             lengths.clock.start(device)
         feed = compiled(next_feed)(self.state, plan)
         logits, self.next_spans = runner.logits(feed), None
-        step = absorb(self.state, feed, logits, self.policy, compiled=compiled)
+        step = update(self.state, feed, logits, self.policy, compiled=compiled)
         if is_timed:
             for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, spans, runner)):
                 lengths.times(pass_kind(runner), rows).update(tokens, seconds)

@@ -140,7 +140,7 @@ class BlockSampler:
         num_rejected = torch.zeros_like(num_sampled)
         if len(requests):
             slots, of_blocks = input_batch.idx_mapping_np[requests].tolist(), fed[requests]
-            tokens, committed = self.slots.absorb(slots, logits, fed=of_blocks.clip(min=1).tolist())
+            tokens, committed = self.slots.update(slots, logits, fed=of_blocks.clip(min=1).tolist())
             at, were_fed = torch.from_numpy(requests).to(device), torch.from_numpy(of_blocks).to(device)
             sampled[at] = tokens.int()
             num_sampled[at] = committed.int()

@@ -1,7 +1,7 @@
 """Keep the requests that vLLM serves, each in a slot, as rows of the core's state.
 
 Knows which row each slot has, and how vLLM's passes are cut. Knows nothing of vLLM itself, nor of models: it is given logits.
-What a pass feeds and what follows from it are `next_feed` and `absorb`, as everywhere.
+What a pass feeds and what follows from it are `next_feed` and `update`, as everywhere.
 
 vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes; but not where blocks
 are causal themselves. It feeds as much each time, a block or two, some of it at random where less is wanted, or less where its
@@ -20,9 +20,9 @@ from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
 from setblock.decoding.state.state import BatchState, RowTerms
-from setblock.decoding.step.absorb import absorb
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.feed import next_feed
+from setblock.decoding.step.update import update
 from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runtime import PassPlan
@@ -92,7 +92,7 @@ class BlockSlots:
             self._batch = [_joined(self._batch, rows)] if rows else []
 
     @torch.inference_mode()
-    def absorb(self, slots: Sequence[int], logits: Tensor, *, fed: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def update(self, slots: Sequence[int], logits: Tensor, *, fed: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Apply a pass to the requests in some slots. Return [R, w] int64 tokens, and [R] int64 how many of them, from the
         left, the pass has committed.
 
@@ -112,7 +112,7 @@ class BlockSlots:
 
         # 2. What follows from it, and what is handed over
         index = first[:, None] + torch.minimum(feed.outputs, counts[:, None] - 1)
-        absorb(state, feed, logits[index].float(), policy)
+        update(state, feed, logits[index].float(), policy)
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
         columns = before[:, None] + torch.arange(self.width, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))

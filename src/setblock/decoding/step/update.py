@@ -64,7 +64,7 @@ class Reading:
     since: Tensor  # [B] int64, where answers ended before the pass
 
 
-def absorb(
+def update(
     state: BatchState, feed: Feed, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
 ) -> DecodingStep:
     """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
