@@ -46,7 +46,7 @@ MODEL = (PRODUCTS, OTHERS)
 PARTS: dict[str, tuple[Any, str]] = {
     OTHERS: (forward, "logits_at"),
     "plan of the pass": (Rows, "spans"),
-    "inputs": (rows, "next_feed"),
+    "inputs": (rows, "prepare_inputs"),
     "mask, logits' places": (forward.PaddedRunner, "logits"),
     "reading the logits": (loop, "read_logits"),
     "sampler": (RowSamplers, "select"),

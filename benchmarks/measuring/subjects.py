@@ -19,7 +19,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.step.feed import next_feed, next_spans, plan_pass
+from setblock.decoding.step.inputs import next_spans, plan_pass, prepare_inputs
 from setblock.decoding.step.logits import read_logits
 from setblock.masks import decode_mask
 from setblock.model.attention.attention import mask_form
@@ -211,8 +211,8 @@ def passes(
         state.hold(kv_length)
         state.cache.prefill_end = state.cache.committed  # what is fed causally is a commit, not a prompt
         spans = next_spans(state, fuses_commit=True)
-        feed = next_feed(state, plan_pass(state, spans, runner))
-        return read_logits(state, feed, runner.logits(feed)).block.logits
+        inputs = prepare_inputs(state, plan_pass(state, spans, runner))
+        return read_logits(state, inputs, runner.logits(inputs)).block.logits
 
     # 2. The same inputs, made once
     library()  # leaves the cache's slots set for this pass

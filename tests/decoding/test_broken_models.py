@@ -16,7 +16,7 @@ from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.runtime import Feed
+from setblock.model.protocol.runtime import ModelInput
 from setblock.model.runners.forward import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 
@@ -41,10 +41,10 @@ def spoiled(sbd: SBDModel, token_id: int) -> SBDModel:
         made = model_runner(**sizes)
         model_logits = made.logits
 
-        def logits(feed: Feed) -> Tensor:
-            after = feed.tokens.gather(1, feed.outputs) == token_id
-            found = model_logits(feed)
-            return found.masked_fill((after if found.dim() == 3 else after[feed.wanted])[..., None], torch.nan)
+        def logits(inputs: ModelInput) -> Tensor:
+            after = inputs.tokens.gather(1, inputs.outputs) == token_id
+            found = model_logits(inputs)
+            return found.masked_fill((after if found.dim() == 3 else after[inputs.wanted])[..., None], torch.nan)
 
         made.logits = logits  # type: ignore[method-assign]
         return made

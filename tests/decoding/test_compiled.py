@@ -24,7 +24,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.state import RowTerms
-from setblock.decoding.step.feed import fixed_sizes, plan_pass
+from setblock.decoding.step.inputs import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.runtime import Runner, Span, as_it_is, fixed_capacity
 from setblock.model.runners import forward

@@ -16,7 +16,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.decoding.step.feed import spans_ahead
+from setblock.decoding.step.inputs import spans_ahead
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 

@@ -18,8 +18,8 @@ from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import RowTerms
-from setblock.decoding.step.feed import prompts_in_parts
-from setblock.model.protocol.runtime import Feed, Span
+from setblock.decoding.step.inputs import prompts_in_parts
+from setblock.model.protocol.runtime import ModelInput, Span
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
@@ -31,9 +31,9 @@ def decoded(batch: OpenBatch) -> tuple[list[int], list[int]]:
     of_prompts, later = [0], [0]
     logits = batch.runner.logits
 
-    def watched(feed: Feed) -> torch.Tensor:
-        (later if feed.plan.is_prefill is None else of_prompts).append(feed.tokens.shape[1])
-        return logits(feed)
+    def watched(inputs: ModelInput) -> torch.Tensor:
+        (later if inputs.plan.is_prefill is None else of_prompts).append(inputs.tokens.shape[1])
+        return logits(inputs)
 
     batch.runner.logits = watched  # type: ignore[method-assign]
     batch.run()

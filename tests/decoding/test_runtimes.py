@@ -27,7 +27,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
-from setblock.model.protocol.runtime import Feed, LanguageModel, PagedRunner
+from setblock.model.protocol.runtime import LanguageModel, ModelInput, PagedRunner
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
@@ -88,13 +88,13 @@ class NaiveRunner(PagedRunner):
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
         self._pages = pages
 
-    def logits(self, feed: Feed) -> Tensor:
+    def logits(self, inputs: ModelInput) -> Tensor:
         self.passes += 1
-        given = torch.zeros((*feed.outputs.shape, self._model.vocab_size))
-        for place, row in enumerate(feed.plan.rows.tolist()):
-            real = feed.is_real[place]
-            fed, positions = feed.tokens[place][real].tolist(), feed.positions[place][real].tolist()
-            in_block = feed.in_block[place][real]
+        given = torch.zeros((*inputs.outputs.shape, self._model.vocab_size))
+        for place, row in enumerate(inputs.plan.rows.tolist()):
+            real = inputs.is_real[place]
+            fed, positions = inputs.tokens[place][real].tolist(), inputs.positions[place][real].tolist()
+            in_block = inputs.in_block[place][real]
             assert self.fuses_commit or bool(in_block.all()) or not bool(in_block.any())
             for token_id, position in zip(fed, positions, strict=True):
                 self._cache[self._slot(row, position)] = token_id
@@ -102,11 +102,11 @@ class NaiveRunner(PagedRunner):
             tokens = [self._cache[self._slot(row, position)] for position in range(end)]
             assert -1 not in tokens, "all that a row sees it has been fed"
             limits = torch.arange(1, end + 1)
-            limits[positions] = feed.limits[place][real]
+            limits[positions] = inputs.limits[place][real]
             seen = torch.arange(end) < limits[:, None]
             logits = self._model.forward(torch.tensor(tokens), torch.arange(end), seen)[positions].float()
-            for output in feed.wanted[place].nonzero()[:, 0].tolist():
-                given[place, output] = logits[feed.outputs[place, output]]
+            for output in inputs.wanted[place].nonzero()[:, 0].tolist():
+                given[place, output] = logits[inputs.outputs[place, output]]
         return given
 
     def _slot(self, row: int, position: int) -> int:

@@ -23,7 +23,7 @@ from setblock.engine.request import Request
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import block_only
 from setblock.model.loading.loading import load
-from setblock.model.protocol.runtime import Feed, PassPlan, Span
+from setblock.model.protocol.runtime import ModelInput, PassPlan, Span
 from setblock.model.sbd_model import SBDModel
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
@@ -223,7 +223,7 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
         causal_block=facts.causal_block,
         spans=[Span(0, length, start, is_prefill=False)],
     )
-    feed = Feed(
+    inputs = ModelInput(
         plan=plan,
         tokens=tokens,
         positions=torch.arange(length)[None],
@@ -233,5 +233,5 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
         wanted=torch.ones_like(outputs).bool(),
         targets=outputs + 1,
     )
-    logits: Tensor = model.runner(rows=1, capacity=length + 1).logits(feed)
+    logits: Tensor = model.runner(rows=1, capacity=length + 1).logits(inputs)
     return logits.view(outputs.shape[1], -1)

@@ -25,10 +25,10 @@ from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy
-from setblock.decoding.step.feed import (
-    next_feed,
+from setblock.decoding.step.inputs import (
     next_spans,
     plan_pass,
+    prepare_inputs,
     prompts_in_parts,
     span_columns,
     span_of,
@@ -148,9 +148,9 @@ class Rows:
                     row.fed = span
         if is_timed:
             lengths.clock.start(device)
-        feed = compiled(next_feed)(self.state, plan)
-        logits, self.next_spans = runner.logits(feed), None
-        step = update(self.state, feed, logits, self.policy, compiled=compiled)
+        inputs = compiled(prepare_inputs)(self.state, plan)
+        logits, self.next_spans = runner.logits(inputs), None
+        step = update(self.state, inputs, logits, self.policy, compiled=compiled)
         if is_timed:
             for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, spans, runner)):
                 lengths.times(pass_kind(runner), rows).update(tokens, seconds)

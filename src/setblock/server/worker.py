@@ -24,7 +24,7 @@ Made = asyncio.Queue[Progress | EngineStopped]  # what comes of requests that be
 
 
 class Worker:
-    """Feed an engine from an event loop. The thread sleeps while there is nothing to decode."""
+    """ModelInput an engine from an event loop. The thread sleeps while there is nothing to decode."""
 
     def __init__(self, engine: Engine) -> None:
         self.figures: EngineFigures = engine.figures  # after its last pass

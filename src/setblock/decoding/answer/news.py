@@ -11,7 +11,7 @@ import torch
 
 from setblock.decoding.answer.generation import Kind, Reveal
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.feed import span_columns, span_of
+from setblock.decoding.step.inputs import span_columns, span_of
 from setblock.decoding.step.update import DecodingStep
 from setblock.devices import HostCopy
 from setblock.model.protocol.runtime import Span

@@ -18,7 +18,7 @@ from setblock.decoding.drafts.draft_length import (
 )
 from setblock.decoding.drafts.kinds import NUM_KINDS, PRIOR, kinds_of_copy
 from setblock.decoding.state.state import BatchState, RowTerms
-from setblock.decoding.step.feed import row_widths
+from setblock.decoding.step.inputs import row_widths
 from setblock.model.protocol.runtime import Runner, Span, pass_kind
 
 RIGHT = 0.9  # a priori, the chance of a token of a block's draft if those before it are right: high, so that blocks are tried

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, RowTerms
-from setblock.model.protocol.runtime import Feed
+from setblock.model.protocol.runtime import ModelInput
 
 
 class MostLikely(NamedTuple):
@@ -103,21 +103,21 @@ class Logits:
         )
 
 
-def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
+def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits:
     """Return what the logits of a feed predict: all outputs' [A, w + m, V], or those of the M that are wanted [M, V].
 
     The state, unchanged since the feed was made, keeps the causal logits of a block's first token for later passes.
     """
-    plan, size = feed.plan, feed.plan.width
+    plan, size = inputs.plan, inputs.plan.width
     if state.terms.mask_token != NO_TOKEN:
         logits[..., state.terms.mask_token].fill_(-torch.inf)  # a mask is never an answer
     best = most_likely(logits, in_pieces=not state.terms.waits)
     if logits.dim() == 2:  # `best` was found in the wanted ones alone
-        logits, best = feed.spread(logits), MostLikely(feed.spread(best.logits), feed.spread(best.token_ids))
+        logits, best = inputs.spread(logits), MostLikely(inputs.spread(best.logits), inputs.spread(best.token_ids))
 
     branches, own = None, size + plan.checked
     if plan.branches:
-        whole = Logits(logits, feed.targets, feed.wanted, best, width=0)
+        whole = Logits(logits, inputs.targets, inputs.wanted, best, width=0)
         branches = whole.changed(lambda each: plan.put(each[:, own:]), width=0)
         logits, best = logits[:, :own], MostLikely(*(each[:, :own] for each in best))
 
@@ -127,14 +127,14 @@ def read_logits(state: BatchState, feed: Feed, logits: Tensor) -> Logits:
     if state.terms.first_is_causal is not None and not is_at_once:
         if state.first_logits.shape[1] == 0:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
-        fresh = feed.wanted[:, 0] & (plan.of(state.cache.committed) < block_start)
+        fresh = inputs.wanted[:, 0] & (plan.of(state.cache.committed) < block_start)
         first = torch.where(fresh[:, None], logits[:, 0], plan.of(state.first_logits))  # [A, V]
         logits[:, 0] = torch.where(plan.of(state.terms.first_is_causal)[:, None], first, logits[:, 0])
         state.first_logits = plan.put(first, state.first_logits)
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
-    wanted, target = feed.wanted[:, :own], feed.targets[:, :own]
+    wanted, target = inputs.wanted[:, :own], inputs.targets[:, :own]
     if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:

@@ -1,7 +1,7 @@
 """Run one step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
     while rows are not finished:                                                   OpenBatch.steps of rows.py
-        feed = next_feed(state, plan)                    x_<t ; x̂                  feed.py
+        feed = prepare_inputs(state, plan)                    x_<t ; x̂                  inputs.py
         logits = runner.logits(feed)                     ẑ, z            eq. 9     the model's runner
         step = absorb(state, feed, logits, policy)       reveal some               here; eq. 8 is samplers/entropy_bounded.py
 
@@ -30,7 +30,7 @@ from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
 from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, read_logits
-from setblock.model.protocol.runtime import Compile, Feed, PassPlan, as_it_is
+from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, as_it_is
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Reading:
 
 
 def update(
-    state: BatchState, feed: Feed, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
+    state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
 ) -> DecodingStep:
     """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
 
     Args:
-        feed: of `next_feed`; the state has not changed since.
+        feed: of `prepare_inputs`; the state has not changed since.
         logits: [A, m, V] float32, of the outputs that the feed wants. Written to.
         policy: its samplers remember the pass.
         compiled: compiles functions of tensors of fixed shapes, if the runner does.
@@ -81,11 +81,11 @@ def update(
     if policy.companions.constrained:  # they are asked on the host, which nothing compiled can do
         compiled = as_it_is
     # 1. What the pass committed is in the cache; it may be a draft, which is checked
-    reading = compiled(read_pass)(state, feed, logits, policy)
+    reading = compiled(read_pass)(state, inputs, logits, policy)
     if policy.companions.constrained:
         reading, guided = _guided(state, reading, policy)
     # 2. Reveal what the sampler says
-    width = feed.plan.width
+    width = inputs.plan.width
     entropy, confidence = (each[:, :width] for each in reading.certainty)
     revealed = state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width]
     if width == 1 and not state.terms.has_sbd:  # one place of exact rows is next-token decoding's
@@ -102,16 +102,16 @@ def update(
     return step
 
 
-def read_pass(state: BatchState, feed: Feed, logits: Tensor, policy: Policy) -> Reading:
+def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy) -> Reading:
     """Check what was committed, and find what may be revealed. Nothing here waits for the device."""
-    plan, since = feed.plan, state.answer.end
+    plan, since = inputs.plan, state.answer.end
     ends = plan.put(plan.ends)
     is_prefill = state.nobody if plan.is_prefill is None else plan.put(plan.is_prefill)
     took_part = ends > state.cache.committed
     is_commit = took_part & (state.cache.committed < state.block.start)
     if plan.is_prefill is not None:
         is_commit &= ~is_prefill
-    given = read_logits(state, feed, logits)
+    given = read_logits(state, inputs, logits)
     state.commit(ends, has_prefill=plan.is_prefill is not None)
     shaped = policy.rules.apply(state, given)
     is_finite = shaped.is_finite

@@ -28,7 +28,7 @@ from torch import Tensor
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.library import ModelFile, last_error
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.model.protocol.runtime import Feed, PagedRunner
+from setblock.model.protocol.runtime import ModelInput, PagedRunner
 
 _GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 _PADDING = 256  # cells; llama.cpp rounds up to it
@@ -150,17 +150,17 @@ class LlamaRunner(PagedRunner):
             if each not in self._rows:
                 self._rows[each] = self._free.pop()
 
-    def logits(self, feed: Feed) -> Tensor:
+    def logits(self, inputs: ModelInput) -> Tensor:
         """Run one pass over what is causal only, and one over blocks and what is committed with them; more if large."""
         # 1. What each row is fed, and how
         causal: list[_Placed] = []
         blocks: list[list[_Placed]] = []  # of each row
-        places, columns = feed.wanted.nonzero(as_tuple=True)
-        # The row and column of the token that gives each output that is wanted, in the order of `Feed.spread`
-        outputs = list(zip(places.tolist(), feed.outputs[places, columns].tolist(), strict=True))
+        places, columns = inputs.wanted.nonzero(as_tuple=True)
+        # The row and column of the token that gives each output that is wanted, in the order of `ModelInput.spread`
+        outputs = list(zip(places.tolist(), inputs.outputs[places, columns].tolist(), strict=True))
         wanted = set(outputs)
-        fed = zip(feed.plan.rows.tolist(), feed.tokens.tolist(), feed.positions.tolist(), strict=True)
-        lengths, in_block = feed.is_real.sum(dim=1).tolist(), feed.in_block.sum(dim=1).tolist()
+        fed = zip(inputs.plan.rows.tolist(), inputs.tokens.tolist(), inputs.positions.tolist(), strict=True)
+        lengths, in_block = inputs.is_real.sum(dim=1).tolist(), inputs.in_block.sum(dim=1).tolist()
         for place, (index, tokens, positions) in enumerate(fed):
             length, commits = lengths[place], lengths[place] - in_block[place]
             if not length:

@@ -1,7 +1,7 @@
 """Keep the requests that vLLM serves, each in a slot, as rows of the core's state.
 
 Knows which row each slot has, and how vLLM's passes are cut. Knows nothing of vLLM itself, nor of models: it is given logits.
-What a pass feeds and what follows from it are `next_feed` and `update`, as everywhere.
+What a pass feeds and what follows from it are `prepare_inputs` and `update`, as everywhere.
 
 vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes; but not where blocks
 are causal themselves. It feeds as much each time, a block or two, some of it at random where less is wanted, or less where its
@@ -21,7 +21,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
 from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.choice import Policy
-from setblock.decoding.step.feed import next_feed
+from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.facts import SBDFacts
@@ -108,11 +108,11 @@ class BlockSlots:
         counts, first = of_each[order], (of_each.cumsum(0) - of_each)[order]
         plan = self._plan(state, rows, fed=counts)
         before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), _is_over(state, plan)
-        feed = next_feed(state, plan)
+        inputs = prepare_inputs(state, plan)
 
         # 2. What follows from it, and what is handed over
-        index = first[:, None] + torch.minimum(feed.outputs, counts[:, None] - 1)
-        update(state, feed, logits[index].float(), policy)
+        index = first[:, None] + torch.minimum(inputs.outputs, counts[:, None] - 1)
+        update(state, inputs, logits[index].float(), policy)
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
         columns = before[:, None] + torch.arange(self.width, device=self.device)
         tokens = plan.of(state.tokens).gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
@@ -132,8 +132,8 @@ class BlockSlots:
         token or noise where none is revealed. What is behind them nobody sees."""
         ((state, _),) = self._batch
         plan = self._plan(state, state.rows, fed=torch.full_like(state.rows, self.width))
-        feed = next_feed(state, plan)
-        tokens = torch.where(feed.is_real, feed.tokens, self.facts.mask_token_id or 0)
+        inputs = prepare_inputs(state, plan)
+        tokens = torch.where(inputs.is_real, inputs.tokens, self.facts.mask_token_id or 0)
         tokens = _filled(tokens, state, plan, where=_is_over(state, plan))
         return tokens[self._rows_of(slots)]
 

@@ -27,7 +27,7 @@ from setblock.model.attention.document_attention import (
     document_attention,
     document_masks,
 )
-from setblock.model.protocol.runtime import Feed, PassPlan, Runner, Span
+from setblock.model.protocol.runtime import ModelInput, PassPlan, Runner, Span
 from setblock.model.runners.forward import logits_at
 
 _FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4
@@ -137,7 +137,7 @@ def _step(
     blocks: Sequence[int],
     where: str,
 ) -> None:
-    """Feed each of `rows` from its start to its end, the last of it as a block."""
+    """ModelInput each of `rows` from its start to its end, the last of it as a block."""
     device = expected.rows[0].device
     spans = [Span(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows]
     start, end, block_start = torch.tensor([span[:3] for span in spans], device=device).T[..., None]  # [A, 1]
@@ -145,7 +145,7 @@ def _step(
     positions = start + columns  # [A, Q]
     is_real = positions < end
     safe = positions.masked_fill(~is_real, 0)
-    feed = Feed(
+    inputs = ModelInput(
         plan=PassPlan(
             rows=torch.tensor(list(rows), device=device),
             batch=BATCH,
@@ -165,7 +165,7 @@ def _step(
         wanted=is_real,
         targets=positions,
     )
-    found = runner.logits(feed)
+    found = runner.logits(inputs)
     logits = found if found.dim() == 2 else found[is_real]
     wanted = [
         torch.cat([expected.causal[row][span.start : span.block_start], expected.block[row][: span.in_block]])

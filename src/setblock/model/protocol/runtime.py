@@ -116,7 +116,7 @@ class PassPlan:
 
 
 @dataclass(frozen=True)
-class Feed:
+class ModelInput:
     """Hold the inputs of a pass: A rows that take part, Q tokens at most and m = w + `PassPlan.checked` outputs of each.
 
     A pass that checks a draft can be fed *branches*, too: future blocks like the row's own, each of which begins at a place of
@@ -177,7 +177,7 @@ class Feed:
         last[:, plan.queries :] += tokens.clamp(max=1) if plan.causal_block else tokens - place
         return first, last
 
-    def padded(self, columns: int) -> "Feed":
+    def padded(self, columns: int) -> "ModelInput":
         """Return the same pass with so many more columns, of padding."""
         wider = {name: pad(getattr(self, name), (0, columns)) for name in ("tokens", "positions", "is_real")}
         return replace(self, plan=replace(self.plan, is_full=False, sees_all=False), **wider)
@@ -220,7 +220,7 @@ class Runner(Protocol):
         fast, or give a token the same bits."""
         return tokens
 
-    def logits(self, feed: Feed) -> Tensor:
+    def logits(self, inputs: ModelInput) -> Tensor:
         """Return f of eq. 9: float32 logits, which may be written to. They are [M, V] of the M wanted outputs, row by row; or
         [A, m, V] of all outputs, with anything where none is wanted."""
 

@@ -24,7 +24,7 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.protocol.runtime import Compile, Feed, Runner, fixed_capacity
+from setblock.model.protocol.runtime import Compile, ModelInput, Runner, fixed_capacity
 from setblock.model.weights import keep_bits
 
 _FEW, _FULL = 6, 16
@@ -201,40 +201,40 @@ class PaddedRunner(Runner):
         return max(tokens, self._attention.filled(1))
 
     @one_at_a_time(of=lambda runner: runner._model)
-    def logits(self, feed: Feed) -> Tensor:
+    def logits(self, inputs: ModelInput) -> Tensor:
         """Run one pass over [A, Q] tokens (eq. 9)."""
-        if (missing := -(-self._attention.filled(1) // len(feed.tokens)) - feed.tokens.shape[1]) > 0:
-            feed = feed.padded(missing)
-        return self._blocks.logits(lambda: self._logits(feed), feed)
+        if (missing := -(-self._attention.filled(1) // len(inputs.tokens)) - inputs.tokens.shape[1]) > 0:
+            inputs = inputs.padded(missing)
+        return self._blocks.logits(lambda: self._logits(inputs), inputs)
 
-    def _logits(self, feed: Feed) -> Tensor:
-        rows, queries = feed.tokens.shape
-        seen = feed.plan.visible + feed.plan.branched
+    def _logits(self, inputs: ModelInput) -> Tensor:
+        rows, queries = inputs.tokens.shape
+        seen = inputs.plan.visible + inputs.plan.branched
         visible = min(self._attention.whole_chunks(seen), self.cache.capacity)
-        everyone = feed.plan.has_all
+        everyone = inputs.plan.has_all
         self.cache.write_to(
-            rows=None if everyone else feed.plan.rows,
-            slots=feed.slots if feed.plan.is_full else feed.slots.where(feed.is_real, self.cache.capacity),
+            rows=None if everyone else inputs.plan.rows,
+            slots=inputs.slots if inputs.plan.is_full else inputs.slots.where(inputs.is_real, self.cache.capacity),
             visible=visible,
         )
-        outputs = feed.outputs  # [A, m]
+        outputs = inputs.outputs  # [A, m]
         if rows > 1:
-            places = feed.plan.rows if everyone else torch.arange(rows, device=feed.plan.rows.device)
+            places = inputs.plan.rows if everyone else torch.arange(rows, device=inputs.plan.rows.device)
             outputs = outputs.add(places[:, None], alpha=queries)
-        compiled = self._compiled if feed.plan.is_fixed else None
+        compiled = self._compiled if inputs.plan.is_fixed else None
         # Where the host would wait for the number of wanted outputs, computing all is faster. The head gets at least one.
-        takes_all = feed.plan.is_fixed or outputs.numel() == 1 or self._waits
-        index = outputs.flatten() if takes_all else outputs[feed.wanted]
+        takes_all = inputs.plan.is_fixed or outputs.numel() == 1 or self._waits
+        index = outputs.flatten() if takes_all else outputs[inputs.wanted]
         # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
-        is_fixed = compiled is not None and feed.plan.queries > 1
-        gate = block_only(self._model, feed.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
+        is_fixed = compiled is not None and inputs.plan.queries > 1
+        gate = block_only(self._model, inputs.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
         with gate, self._attention.active():
             logits = logits_at(
                 self._model,
                 index if index.shape[0] else outputs[0, :1],  # some kernels fail on empty input
-                input_ids=feed.tokens,
-                position_ids=feed.positions,
-                attention_mask=self._mask(feed, visible=visible),
+                input_ids=inputs.tokens,
+                position_ids=inputs.positions,
+                attention_mask=self._mask(inputs, visible=visible),
                 cache=self.cache,
                 wrapped=None if compiled is None else compiled.model,
                 filled=self._attention.filled,
@@ -242,14 +242,14 @@ class PaddedRunner(Runner):
         logits = logits.float()[: index.shape[0]]
         return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits
 
-    def _mask(self, feed: Feed, *, visible: int) -> AttentionMask | None:
+    def _mask(self, inputs: ModelInput, *, visible: int) -> AttentionMask | None:
         """Return the mask of a pass; None where each token sees all of `visible`, and the attention takes that."""
-        if feed.plan.sees_all and not self._attention.needs_masks:
+        if inputs.plan.sees_all and not self._attention.needs_masks:
             return None
-        (rows, queries), limits, besides = feed.tokens.shape, feed.limits, feed.branch_slots
+        (rows, queries), limits, besides = inputs.tokens.shape, inputs.limits, inputs.branch_slots
 
         def realise(window: int | None) -> Tensor | BlockMask:
-            mask_mod = decode_mask(position_ids=feed.positions, limits=limits, window=window, besides=besides)
+            mask_mod = decode_mask(position_ids=inputs.positions, limits=limits, window=window, besides=besides)
             mask = self._form.realised(mask_mod, batch=rows, queries=queries, keys=visible)
             return self._attention.mask(mask, queries=queries)
 
@@ -291,17 +291,17 @@ class FiniteBlocks:
     def __init__(self, cache: Cache, device: torch.device) -> None:
         self._cache, self._looks, self._is_needed = cache, not devices.waits(device), False
 
-    def logits(self, run: Callable[[], Tensor], feed: Feed, in_block: Tensor | None = None) -> Tensor:
+    def logits(self, run: Callable[[], Tensor], inputs: ModelInput, in_block: Tensor | None = None) -> Tensor:
         """Return what `run` returns: the logits of a feed. `in_block` [A, Q] bool says which of the tokens that the layers see
         are in a block, if they are not those of the feed."""
-        if not self._looks or not feed.plan.has_blocks:
+        if not self._looks or not inputs.plan.has_blocks:
             return run()
         if not self._is_needed:
             logits = run()
             if not bool(logits[..., 0].isnan().any()):
                 return logits
             self._is_needed = True
-        where = (feed.in_block if in_block is None else in_block)[:, None, :, None]
+        where = (inputs.in_block if in_block is None else in_block)[:, None, :, None]
         for layer in self._cache.layers:
             layer.finite_at = where
         try:

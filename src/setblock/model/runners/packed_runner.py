@@ -31,7 +31,7 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import OURS, mask_form
 from setblock.model.attention.grouped import GroupedAttention, attention_by
-from setblock.model.protocol.runtime import Feed, PagedRunner
+from setblock.model.protocol.runtime import ModelInput, PagedRunner
 from setblock.model.runners.forward import FiniteBlocks, FixedLayer, logits_at
 from setblock.model.weights import keep_bits
 
@@ -62,17 +62,17 @@ class PackedRunner(PagedRunner):
         return self._attention.filled(tokens)
 
     @one_at_a_time(of=lambda runner: runner._model)
-    def logits(self, feed: Feed) -> Tensor:
+    def logits(self, inputs: ModelInput) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
-        plan, device = feed.plan, self._model.device
+        plan, device = inputs.plan, self._model.device
         assert plan.spans is not None
         lengths, ends = [span.tokens for span in plan.spans], [span.end for span in plan.spans]
-        place = (feed.is_real.flatten().cumsum(dim=0) - 1).view(feed.is_real.shape)  # [A, Q]
+        place = (inputs.is_real.flatten().cumsum(dim=0) - 1).view(inputs.is_real.shape)  # [A, Q]
         slots = self._slots(plan.rows, plan.ends, self._attention.whole_chunks(plan.visible))  # [A, at least visible]
 
         # 2. The attention's rectangles
-        of_tokens = (place, feed.positions, feed.limits)
+        of_tokens = (place, inputs.positions, inputs.limits)
         rectangles, offset = [], 0
         firsts = np.empty(len(lengths), dtype=int)  # the place of each row's first token among all rectangles' queries
         for rows in rectangles_of(lengths, ends, of_one=self._of_one):
@@ -84,12 +84,12 @@ class PackedRunner(PagedRunner):
             rectangles.append(Rectangle(slots[index, :keys], *(each[index, :queries] for each in of_tokens)))
 
         # 3. The real tokens, the last one repeated where products are to have more rows
-        width = feed.tokens.shape[1]
+        width = inputs.tokens.shape[1]
         row, column = np.nonzero(np.arange(width) < np.asarray(lengths)[:, None])  # [N] each
         cells = torch.from_numpy(np.stack([row * width, firsts[row]]) + column)
         real, of_cells = cells.to(device, non_blocking=True)
-        packed = [each.flatten()[real] for each in (feed.tokens, feed.positions, feed.in_block)]
-        written = slots.gather(1, feed.positions).flatten()[real]
+        packed = [each.flatten()[real] for each in (inputs.tokens, inputs.positions, inputs.in_block)]
+        written = slots.gather(1, inputs.positions).flatten()[real]
         if more := self._attention.filled(len(written)) - len(written):
             *packed, of_cells = (torch.cat([each, each[-1:].expand(more)]) for each in (*packed, of_cells))
             written = pad(written, (0, more), value=self._spill_slot)
@@ -98,8 +98,8 @@ class PackedRunner(PagedRunner):
             layer.written = written
 
         # 4. Forward; the head sees what is wanted, or one output if that is none. To ask how many are wanted is a wait
-        outputs, takes_all = place.gather(1, feed.outputs), devices.waits(place.device)  # [A, m]
-        index = outputs.flatten() if takes_all else outputs[feed.wanted]  # [M]
+        outputs, takes_all = place.gather(1, inputs.outputs), devices.waits(place.device)  # [A, m]
+        index = outputs.flatten() if takes_all else outputs[inputs.wanted]  # [M]
         with (
             packed_attention(self._model, self._attention, rectangles, of_cells) as mask,
             block_only(self._model, in_block[None]),
@@ -114,7 +114,7 @@ class PackedRunner(PagedRunner):
                 cache=self.cache,
                 filled=self._attention.filled,
             )
-            logits = self._blocks.logits(run, feed, in_block[None]).float()  # [M, V]
+            logits = self._blocks.logits(run, inputs, in_block[None]).float()  # [M, V]
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from setblock.decoding.state.state import NO_TOKEN, BatchState, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.runtime import PROMPT_PART, Feed, PassPlan, Runner, Span
+from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, Runner, Span
 
 
 def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
@@ -197,7 +197,7 @@ def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:
     return queries, width, 0 if is_single or not terms.has_exact else size - 1
 
 
-def next_feed(state: BatchState, plan: PassPlan) -> Feed:
+def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
     """Return the next pass's inputs, and the outputs at which it is read."""
     # 1. Tokens of the A rows that take part
     end, committed, block_start = (
@@ -227,7 +227,7 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
     if plan.is_prefill is not None:  # a prompt has no draft to check, and one that is fed again predicts nothing new
         wanted &= ~(plan.is_prefill & plan.of(state.cache.prefilled))[:, None]
         wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
-    feed = Feed(
+    inputs = ModelInput(
         plan=plan,
         tokens=plan.of(state.tokens).gather(1, positions),
         positions=positions,
@@ -238,22 +238,22 @@ def next_feed(state: BatchState, plan: PassPlan) -> Feed:
         targets=target,
     )
     if plan.branches:
-        feed = _with_branches(state, feed)
+        inputs = _with_branches(state, inputs)
     facts = state.terms.facts
     if facts is not None and facts.noise_vocab_size is not None:  # there is no mask token to feed
-        noise = random_tokens(plan.of(state.terms.seeds), feed.positions, vocab_size=facts.noise_vocab_size)
-        feed = replace(feed, tokens=noise.where(feed.tokens == NO_TOKEN, feed.tokens))
-    return feed
+        noise = random_tokens(plan.of(state.terms.seeds), inputs.positions, vocab_size=facts.noise_vocab_size)
+        inputs = replace(inputs, tokens=noise.where(inputs.tokens == NO_TOKEN, inputs.tokens))
+    return inputs
 
 
-def _with_branches(state: BatchState, feed: Feed) -> Feed:
+def _with_branches(state: BatchState, inputs: ModelInput) -> ModelInput:
     """Return a feed with a branch at each of the first places of the rows' drafts, as many as its plan has."""
-    plan = feed.plan
+    plan = inputs.plan
     committed, limit, size = (
         plan.of(each)[:, None] for each in (state.cache.committed, state.terms.limit, state.terms.block_size)
     )
     starts, offsets = committed + state.columns[1 : plan.branches + 1], state.columns[: plan.branch_size]
-    is_there = starts < feed.block_start[:, None]
+    is_there = starts < inputs.block_start[:, None]
     is_there &= state.columns[: plan.branches] < plan.of(state.terms.branches)[:, None]
     if plan.is_prefill is not None:
         is_there &= ~plan.is_prefill[:, None]
@@ -267,12 +267,12 @@ def _with_branches(state: BatchState, feed: Feed) -> Feed:
         return torch.cat([part, of_branches.flatten(1)], dim=1)
 
     return replace(
-        feed,
-        tokens=more(feed.tokens, torch.full_like(positions, state.terms.mask_token)),
-        positions=more(feed.positions, positions),
-        is_real=more(feed.is_real, is_real),
-        outputs=more(feed.outputs, outputs),
-        wanted=more(feed.wanted, is_real & (offsets > 0)),  # the check tells a branch's first token
-        targets=more(feed.targets, here),
+        inputs,
+        tokens=more(inputs.tokens, torch.full_like(positions, state.terms.mask_token)),
+        positions=more(inputs.positions, positions),
+        is_real=more(inputs.is_real, is_real),
+        outputs=more(inputs.outputs, outputs),
+        wanted=more(inputs.wanted, is_real & (offsets > 0)),  # the check tells a branch's first token
+        targets=more(inputs.targets, here),
         branch_starts=starts,
     )
