@@ -19,7 +19,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.step.inputs import next_spans, plan_pass, prepare_inputs
+from setblock.decoding.step.inputs import next_schedules, plan_pass, prepare_inputs
 from setblock.decoding.step.logits import read_logits
 from setblock.masks import decode_mask
 from setblock.model.attention.attention import mask_form
@@ -140,7 +140,7 @@ def opened(
     assert isinstance(opened.runner, PaddedRunner)
     opened.runner.cache = cache or noisy_cache(sbd, batch=batch, cached=cached, capacity=opened.runner.cache.capacity)
     opened.state.hold(cached)
-    opened.next_spans = None  # no longer the whole prompt
+    opened.next_schedules = None  # no longer the whole prompt
     return opened
 
 
@@ -210,8 +210,8 @@ def passes(
     def library() -> Tensor:
         state.hold(kv_length)
         state.cache.prefill_end = state.cache.committed  # what is fed causally is a commit, not a prompt
-        spans = next_spans(state, fuses_commit=True)
-        inputs = prepare_inputs(state, plan_pass(state, spans, runner))
+        schedules = next_schedules(state, fuses_commit=True)
+        inputs = prepare_inputs(state, plan_pass(state, schedules, runner))
         return read_logits(state, inputs, runner.logits(inputs)).block.logits
 
     # 2. The same inputs, made once

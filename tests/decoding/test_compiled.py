@@ -26,7 +26,7 @@ from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.inputs import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.runtime import Runner, Span, as_it_is, fixed_capacity
+from setblock.model.protocol.runtime import RowSchedule, Runner, as_it_is, fixed_capacity
 from setblock.model.runners import forward
 from setblock.model.runners.forward import CompiledModel
 from setblock.model.sbd_model import SBDModel
@@ -199,14 +199,14 @@ def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> N
     terms = RowTerms(DecodingSettings("sbd"), block_size=k, prompt_length=5, limit=5 + 3 * k, ends=())
     state = open_state([[1] * 5] * 3, [terms] * 3, facts=None, device=torch.device("cpu"))
     ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
-    spans = [Span(5, end, 5, is_prefill=False) for end in ends]
+    schedules = [RowSchedule(5, end, 5, is_prefill=False) for end in ends]
     runners = [SimpleNamespace(fixed_keys=keys, fuses_commit=True, branched=0) for keys in (None, 256)]
-    tight, fixed = (plan_pass(state, spans, cast("Runner", each)) for each in runners)
+    tight, fixed = (plan_pass(state, schedules, cast("Runner", each)) for each in runners)
     assert (tight.queries, tight.visible, tight.is_fixed) == (max(ends) - 5, max(ends), False)
     assert tight.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]
     assert tight.queries <= fixed.queries in (k, 2 * k)
     assert (fixed.visible, fixed.is_fixed, len(fixed.rows)) == (256, True, 3)
-    prefill = [span._replace(is_prefill=True) for span in spans]
+    prefill = [scheduled._replace(is_prefill=True) for scheduled in schedules]
     assert plan_pass(state, prefill, cast("Runner", runners[1])).is_fixed is False
 
 

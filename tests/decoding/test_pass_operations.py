@@ -16,7 +16,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.decoding.step.inputs import spans_ahead
+from setblock.decoding.step.inputs import schedules_ahead
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
@@ -95,16 +95,16 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
     )
     repeated = [3, 4] * 10  # which is copied
     batch: OpenBatch = open_batch(sbd, [*prompts, repeated], [settings] * (1 + len(prompts)))
-    before = batch.spans(batch.runner)
+    before = batch.schedules(batch.runner)
     for _ in batch.steps():
-        bounds, before = spans_ahead(before, batch.state.terms.rows), batch.spans(batch.runner)
-        if any(span.is_prefill for span in before):  # prompts are fed together only if they are about as long
+        bounds, before = schedules_ahead(before, batch.state.terms.rows), batch.schedules(batch.runner)
+        if any(scheduled.is_prefill for scheduled in before):  # prompts are fed together only if they are about as long
             continue
-        for bound, span in zip(bounds, before, strict=True):
+        for bound, scheduled in zip(bounds, before, strict=True):
             assert bound.start >= 0
-            assert span.tokens <= bound.tokens
-            assert span.tokens == 0 or span.end <= bound.end
-            assert span.tokens == 0 or span.block_start - span.start <= bound.block_start - bound.start
+            assert scheduled.tokens <= bound.tokens
+            assert scheduled.tokens == 0 or scheduled.end <= bound.end
+            assert scheduled.tokens == 0 or scheduled.block_start - scheduled.start <= bound.block_start - bound.start
 
 
 @pytest.mark.in_turn

@@ -19,7 +19,7 @@ from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import RowTerms
 from setblock.decoding.step.inputs import prompts_in_parts
-from setblock.model.protocol.runtime import ModelInput, Span
+from setblock.model.protocol.runtime import ModelInput, RowSchedule
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
@@ -95,16 +95,21 @@ def test_prompts_of_like_lengths_are_fed_together_for_the_least_work(seed: int) 
     free_tokens = rng.choice([1.0, 48.0, 512.0])
     lengths = [rng.randint(1, 200) for _ in range(rng.randint(1, 9))]
     terms = [cast(RowTerms, SimpleNamespace(settings=DecodingSettings()))] * (1 + len(lengths))
-    decoding, work = Span(300, 301, 301, is_prefill=False), 0.0
-    left = [Span(0, length, length, is_prefill=True) for length in lengths]
-    while any(span.tokens for span in left):
+    decoding, work = RowSchedule(300, 301, 301, is_prefill=False), 0.0
+    left = [RowSchedule(0, length, length, is_prefill=True) for length in lengths]
+    while any(scheduled.tokens for scheduled in left):
         *fed, waiting = prompts_in_parts([*left, decoding], terms, free_tokens=free_tokens)
         assert waiting.tokens == 0  # it would be padded
         assert waiting.is_cut
-        assert all(span.tokens == (0 if span.is_cut else whole.tokens) for span, whole in zip(fed, left, strict=True))
-        work += free_tokens + max(span.tokens for span in fed) * sum(span.tokens > 0 for span in fed)
-        left = [whole._replace(start=span.end) for span, whole in zip(fed, left, strict=True)]
-        left = [span._replace(is_prefill=span.tokens > 0) for span in left]
+        assert all(
+            scheduled.tokens == (0 if scheduled.is_cut else whole.tokens)
+            for scheduled, whole in zip(fed, left, strict=True)
+        )
+        work += free_tokens + max(scheduled.tokens for scheduled in fed) * sum(
+            scheduled.tokens > 0 for scheduled in fed
+        )
+        left = [whole._replace(start=scheduled.end) for scheduled, whole in zip(fed, left, strict=True)]
+        left = [scheduled._replace(is_prefill=scheduled.tokens > 0) for scheduled in left]
     assert work == least_work(lengths, free_tokens=free_tokens)
 
 

@@ -23,7 +23,7 @@ from setblock.engine.request import Request
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import block_only
 from setblock.model.loading.loading import load
-from setblock.model.protocol.runtime import ModelInput, PassPlan, Span
+from setblock.model.protocol.runtime import ModelInput, PassPlan, RowSchedule
 from setblock.model.sbd_model import SBDModel
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
@@ -221,7 +221,7 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
         visible=length,
         is_full=True,
         causal_block=facts.causal_block,
-        spans=[Span(0, length, start, is_prefill=False)],
+        schedules=[RowSchedule(0, length, start, is_prefill=False)],
     )
     inputs = ModelInput(
         plan=plan,

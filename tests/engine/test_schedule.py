@@ -4,49 +4,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setblock.engine.schedule import schedule
-from setblock.model.protocol.runtime import Span
+from setblock.model.protocol.runtime import RowSchedule
 
-Rows = tuple[list[Span], list[int]]
+Rows = tuple[list[RowSchedule], list[int]]
 """What each is fed by a full pass, and when it was served."""
 
 
 @st.composite
 def waiting(draw: st.DrawFn) -> Rows:
-    spans, served = [], []
+    schedules, served = [], []
     for _ in range(draw(st.integers(1, 12))):
         is_prefill, start = draw(st.booleans()), draw(st.integers(0, 50))
         end = start + draw(st.integers(1, 400 if is_prefill else 16))
-        spans.append(Span(start, end, end if is_prefill else start, is_prefill))
+        schedules.append(RowSchedule(start, end, end if is_prefill else start, is_prefill))
         served.append(draw(st.integers(-1, 6)))
-    return spans, served
+    return schedules, served
 
 
 def given_tokens(rows: Rows, budget: int) -> list[int]:
-    spans, served = rows
-    found = schedule(spans, budget, served=served)
-    for span, cut in zip(spans, found, strict=True):
-        assert (cut.start, cut.block_start, cut.is_cut) == (span.start, span.block_start, cut.end < span.end)
-    return [span.tokens for span in found]
+    schedules, served = rows
+    found = schedule(schedules, budget, served=served)
+    for scheduled, cut in zip(schedules, found, strict=True):
+        assert (cut.start, cut.block_start, cut.is_cut) == (
+            scheduled.start,
+            scheduled.block_start,
+            cut.end < scheduled.end,
+        )
+    return [scheduled.tokens for scheduled in found]
 
 
 @given(waiting(), st.integers(32, 600))
 def test_a_pass_is_within_its_budget_and_blocks_are_whole(rows: Rows, budget: int) -> None:
     found = given_tokens(rows, budget)
     assert 0 < sum(found) <= budget
-    for span, tokens in zip(rows[0], found, strict=True):
-        assert 0 <= tokens <= span.tokens
-        assert span.is_prefill or tokens in (0, span.tokens)
+    for scheduled, tokens in zip(rows[0], found, strict=True):
+        assert 0 <= tokens <= scheduled.tokens
+        assert scheduled.is_prefill or tokens in (0, scheduled.tokens)
 
 
 @given(waiting(), st.integers(32, 600))
 def test_nothing_waits_that_has_room(rows: Rows, budget: int) -> None:
     found = given_tokens(rows, budget)
     left = budget - sum(found)
-    for span, tokens in zip(rows[0], found, strict=True):
-        if span.is_prefill:
-            assert tokens == span.tokens or left == 0
+    for scheduled, tokens in zip(rows[0], found, strict=True):
+        if scheduled.is_prefill:
+            assert tokens == scheduled.tokens or left == 0
         elif not any(each.is_prefill for each in rows[0]):
-            assert tokens == span.tokens or left < span.tokens
+            assert tokens == scheduled.tokens or left < scheduled.tokens
 
 
 @given(waiting(), st.integers(32, 600))
@@ -54,7 +58,9 @@ def test_each_kind_has_half_if_it_needs_it(rows: Rows, budget: int) -> None:
     found = given_tokens(rows, budget)
     for is_prefill in (True, False):
         of_kind = [
-            (span.tokens, tokens) for span, tokens in zip(rows[0], found, strict=True) if span.is_prefill == is_prefill
+            (scheduled.tokens, tokens)
+            for scheduled, tokens in zip(rows[0], found, strict=True)
+            if scheduled.is_prefill == is_prefill
         ]
         wanted, got = (sum(column) for column in zip(*of_kind, strict=True)) if of_kind else (0, 0)
         # Blocks are not cut, so one may just not fit
@@ -64,14 +70,14 @@ def test_each_kind_has_half_if_it_needs_it(rows: Rows, budget: int) -> None:
 @given(waiting(), st.integers(1, 600))
 def test_every_request_gets_on_within_as_many_passes_as_there_are_requests(rows: Rows, budget: int) -> None:
     """Though all the others always want more."""
-    spans, served = rows
-    for number in range(10, 10 + len(spans)):
-        found = given_tokens((spans, served), budget)
+    schedules, served = rows
+    for number in range(10, 10 + len(schedules)):
+        found = given_tokens((schedules, served), budget)
         served = [number if tokens else before for tokens, before in zip(found, served, strict=True)]
     assert min(served) >= 10
 
 
 @given(st.integers(1, 20), st.integers(1000, 10**6))
 def test_a_short_prompt_is_fed_at_once_beside_a_long_one(short: int, long: int) -> None:
-    rows = [Span(0, long, long, is_prefill=True), Span(0, short, short, is_prefill=True)], [3, 3]
+    rows = [RowSchedule(0, long, long, is_prefill=True), RowSchedule(0, short, short, is_prefill=True)], [3, 3]
     assert given_tokens(rows, 100) == [100 - short, short]

@@ -26,18 +26,18 @@ from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.inputs import (
-    next_spans,
+    next_schedules,
     plan_pass,
     prepare_inputs,
     prompts_in_parts,
-    span_columns,
-    span_of,
-    spans_ahead,
+    schedule_columns,
+    schedule_of,
+    schedules_ahead,
 )
 from setblock.decoding.step.update import DecodingStep, update
 from setblock.devices import HostCopy
 from setblock.locks import lock_of, one_at_a_time
-from setblock.model.protocol.runtime import LanguageModel, PassPlan, Runner, Span, as_it_is, pass_kind
+from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, as_it_is, pass_kind
 
 
 @dataclass
@@ -50,8 +50,8 @@ class Rows:
     texts: list[AnswerText]
     started: list[float]
     drafts: list[RowHistory | None]  # of rows whose drafts vary in length
-    next_spans: list[Span] | None = None  # where they are known already
-    is_decided: bool = False  # whether the drafts in `next_spans` have the lengths that were chosen
+    next_schedules: list[RowSchedule] | None = None  # where they are known already
+    is_decided: bool = False  # whether the drafts in `next_schedules` have the lengths that were chosen
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
@@ -68,7 +68,7 @@ class Rows:
             texts=checked.texts,
             drafts=drafts,
             started=[checked.started] * len(terms),
-            next_spans=[Span(0, len(prompt), len(prompt), is_prefill=True) for prompt in checked.prompts],
+            next_schedules=[RowSchedule(0, len(prompt), len(prompt), is_prefill=True) for prompt in checked.prompts],
         )
 
     @classmethod
@@ -89,7 +89,7 @@ class Rows:
     def taken(self, rows: Sequence[int]) -> "Rows":
         """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
         taken = Rows.joined([self], rows)
-        taken.next_spans = None if self.next_spans is None else [self.next_spans[row] for row in rows]
+        taken.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
         taken.is_decided = self.is_decided
         return taken
 
@@ -104,55 +104,59 @@ class Rows:
         return Rows.joined([self, rest])
 
     @torch.inference_mode()
-    def whole_spans(self, runner: Runner) -> list[Span]:
-        """Return what a full next pass feeds each row, or what `spans` has said already."""
-        if self.next_spans is None:
-            self.next_spans, self.is_decided = next_spans(self.state, fuses_commit=runner.fuses_commit), False
-        return self.next_spans
+    def whole_schedules(self, runner: Runner) -> list[RowSchedule]:
+        """Return what a full next pass feeds each row, or what `schedules` has said already."""
+        if self.next_schedules is None:
+            self.next_schedules, self.is_decided = next_schedules(self.state, fuses_commit=runner.fuses_commit), False
+        return self.next_schedules
 
     @one_at_a_time(of=lambda rows: rows.model)  # requests to a model share what is known of drafts
     @torch.inference_mode()
-    def spans(self, runner: Runner) -> list[Span]:
+    def schedules(self, runner: Runner) -> list[RowSchedule]:
         """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
         for the device unless news were read."""
-        whole = self.whole_spans(runner)
+        whole = self.whole_schedules(runner)
         if self.is_decided or not self.state.terms.adapts_drafts:
             return whole
-        spans = shortened_spans(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
-        pairs = list(zip(spans, whole, strict=True))
-        is_changed = any((span.end, span.block_start) != (full.end, full.block_start) for span, full in pairs)
+        schedules = shortened_spans(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
+        pairs = list(zip(schedules, whole, strict=True))
+        is_changed = any(
+            (scheduled.end, scheduled.block_start) != (full.end, full.block_start) for scheduled, full in pairs
+        )
         if is_changed or not runner.fuses_commit:
-            cut = [span.drafted if span.drafted < full.drafted else -1 for span, full in pairs]
-            self.state.shorten_drafts(cut, [span.fed_size for span in spans])
+            cut = [scheduled.drafted if scheduled.drafted < full.drafted else -1 for scheduled, full in pairs]
+            self.state.shorten_drafts(cut, [scheduled.fed_size for scheduled in schedules])
             if self.policy.companions.constrained:
                 self.policy.companions.hear(self.state)  # what is drafted no more
-        self.next_spans, self.is_decided = spans, True
-        return spans
+        self.next_schedules, self.is_decided = schedules, True
+        return schedules
 
     @one_at_a_time(of=lambda rows: rows.model)
     @torch.inference_mode()
-    def step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool = False) -> DecodingStep:
-        """Run one forward pass over `spans`, and apply its results. `is_ahead`: as in `plan_pass`."""
+    def step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool = False) -> DecodingStep:
+        """Run one forward pass over `schedules`, and apply its results. `is_ahead`: as in `plan_pass`."""
         with devices.current(self.state.tokens.device):
-            return self._step(runner, spans, is_ahead=is_ahead)
+            return self._step(runner, schedules, is_ahead=is_ahead)
 
-    def _step(self, runner: Runner, spans: Sequence[Span], *, is_ahead: bool) -> DecodingStep:
+    def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> DecodingStep:
         whole_blocks = bool(self.policy.companions.constrained)
-        plan = plan_pass(self.state, spans, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
+        plan = plan_pass(self.state, schedules, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, device = runner.compiled if plan.is_fixed else as_it_is, self.state.tokens.device
-        has_prompts = any(span.is_prefill for span in spans)  # their tokens need other attention, and no outputs
+        has_prompts = any(
+            scheduled.is_prefill for scheduled in schedules
+        )  # their tokens need other attention, and no outputs
         lengths, is_timed = draft_lengths_of(self.model), not (is_ahead or has_prompts)
         if not is_ahead:
-            for row, span in zip(self.drafts, spans, strict=True):
-                if row is not None and checks_draft(span):
-                    row.fed = span
+            for row, scheduled in zip(self.drafts, schedules, strict=True):
+                if row is not None and checks_draft(scheduled):
+                    row.fed = scheduled
         if is_timed:
             lengths.clock.start(device)
         inputs = compiled(prepare_inputs)(self.state, plan)
-        logits, self.next_spans = runner.logits(inputs), None
+        logits, self.next_schedules = runner.logits(inputs), None
         step = update(self.state, inputs, logits, self.policy, compiled=compiled)
         if is_timed:
-            for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, spans, runner)):
+            for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, schedules, runner)):
                 lengths.times(pass_kind(runner), rows).update(tokens, seconds)
         return step
 
@@ -165,7 +169,7 @@ class Rows:
             news = read_news(self.state, step)
         for each, terms in zip(news, self.state.terms.rows, strict=True):
             assert each.number <= terms.most_passes, "an answer does not end"
-        self.next_spans, self.is_decided = [each.span for each in news], False
+        self.next_schedules, self.is_decided = [each.scheduled for each in news], False
         return news
 
     def new_texts(self, news: Sequence[RowNews]) -> list[str]:
@@ -220,9 +224,9 @@ class Rows:
         return Failure(f"the model gave logits that are not numbers {after}", is_of_form=False)
 
 
-def _size(plan: PassPlan, spans: Sequence[Span], runner: Runner) -> tuple[int, int]:
+def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> tuple[int, int]:
     """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
-    fed = [span.tokens for span in spans if span.tokens]
+    fed = [scheduled.tokens for scheduled in schedules if scheduled.tokens]
     if runner.pads or plan.is_fixed:
         return len(fed), runner.computed(len(plan.rows) * (plan.queries + plan.branched))
     return len(fed), runner.computed(sum(fed))
@@ -237,18 +241,18 @@ class OpenBatch(Rows):
     def steps(self) -> Iterator[DecodingStep]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
         passes = 0
-        while (spans := self._spans()) and any(span.tokens for span in spans):
-            passes += not any(span.is_prefill for span in spans)
+        while (schedules := self._schedules()) and any(scheduled.tokens for scheduled in schedules):
+            passes += not any(scheduled.is_prefill for scheduled in schedules)
             assert passes <= self.state.terms.most_passes, "an answer does not end"
-            yield self.step(self.runner, spans)
+            yield self.step(self.runner, schedules)
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
-    def _spans(self, *, decides: bool = True) -> list[Span]:
-        """Return what the next pass is fed: prompts, until all are in the cache, and then what `spans` says, or, unless it
+    def _schedules(self, *, decides: bool = True) -> list[RowSchedule]:
+        """Return what the next pass is fed: prompts, until all are in the cache, and then what `schedules` says, or, unless it
         `decides`, as much as can be."""
-        whole, runner = self.whole_spans(self.runner), self.runner
-        if not any(span.is_prefill for span in whole):
-            return self.spans(runner) if decides else whole
+        whole, runner = self.whole_schedules(self.runner), self.runner
+        if not any(scheduled.is_prefill for scheduled in whole):
+            return self.schedules(runner) if decides else whole
         free_tokens = draft_lengths_of(self.model).free_tokens if runner.pads else None
         return prompts_in_parts(whole, self.state.terms.rows, free_tokens=free_tokens)
 
@@ -262,22 +266,26 @@ class OpenBatch(Rows):
             for _ in self.steps():
                 pass
             return
-        spans: list[Span] = []
-        while not spans or any(span.is_cut for span in spans):  # prompts may take several passes, while other rows wait
-            spans = self._spans(decides=False)
-            self.step(self.runner, spans)
+        schedules: list[RowSchedule] = []
+        while not schedules or any(
+            scheduled.is_cut for scheduled in schedules
+        ):  # prompts may take several passes, while other rows wait
+            schedules = self._schedules(decides=False)
+            self.step(self.runner, schedules)
         copied, passes = self._copied_columns(), 0
-        while (ahead := spans_ahead(spans, self.state.terms.rows)) and any(span.tokens for span in ahead):
+        while (ahead := schedules_ahead(schedules, self.state.terms.rows)) and any(
+            scheduled.tokens for scheduled in ahead
+        ):
             passes += 1
             # One is fed before the end is known
             assert passes <= 1 + self.state.terms.most_passes, "an answer does not end"
             self.step(self.runner, ahead, is_ahead=True)
-            spans, copied = [span_of(row) for row in copied.read()[0]], self._copied_columns()
+            schedules, copied = [schedule_of(row) for row in copied.read()[0]], self._copied_columns()
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     @torch.inference_mode()
     def _copied_columns(self) -> HostCopy:
-        return HostCopy(span_columns(self.state, fuses_commit=self.runner.fuses_commit, with_drafts=False))
+        return HostCopy(schedule_columns(self.state, fuses_commit=self.runner.fuses_commit, with_drafts=False))
 
     @property
     def _can_run_ahead(self) -> bool:

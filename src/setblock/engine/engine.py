@@ -18,7 +18,7 @@ from setblock.engine.request import Job, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.locks import lock_of
-from setblock.model.protocol.runtime import LanguageModel, Span, pass_kind
+from setblock.model.protocol.runtime import LanguageModel, RowSchedule, pass_kind
 
 
 class Engine:
@@ -77,8 +77,8 @@ class Engine:
         exception the engine cannot be used any more."""
         progress = self._drop_cancelled()
         self._admit()
-        if spans := self._plan():
-            progress += self._pass(spans)
+        if schedules := self._plan():
+            progress += self._pass(schedules)
         return progress
 
     @property
@@ -172,21 +172,21 @@ class Engine:
 
     # What a pass feeds
 
-    def _plan(self) -> list[Span]:
+    def _plan(self) -> list[RowSchedule]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._running:
-            whole, served = self._rows.spans(self._runner), [job.served for job in self._running]
-            spans = schedule(whole, self.limits.max_num_batched_tokens, served=served)
-            if self._give_pages(spans):
-                return spans
+            whole, served = self._rows.schedules(self._runner), [job.served for job in self._running]
+            schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
+            if self._give_pages(schedules):
+                return schedules
         return []
 
-    def _give_pages(self, spans: Sequence[Span]) -> bool:
+    def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:
         """Give pages to all that are to be fed. False if there were too few: the youngest has then given up its own."""
-        oldest_first = sorted(range(len(spans)), key=lambda row: self._running[row].arrival)
+        oldest_first = sorted(range(len(schedules)), key=lambda row: self._running[row].arrival)
         for row in oldest_first:
             job = self._running[row]
-            missing = max(0, self._pool.pages_for(spans[row].end) - len(job.pages))
+            missing = max(0, self._pool.pages_for(schedules[row].end) - len(job.pages))
             if missing > self._pool.available:
                 self._preempt(oldest_first[-1])
                 return False
@@ -195,11 +195,11 @@ class Engine:
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        job, span = self._running[row], self._rows.whole_spans(self._runner)[row]
+        job, scheduled = self._running[row], self._rows.whole_schedules(self._runner)[row]
         job.rows = self._rows.taken([row])
         job.rows.state.evict()
-        terms, job.prompt_end = job.rows.state.terms.rows[0], max(job.prompt_end, span.start)
-        job.block_end = min(span.block_start + terms.block_size, terms.limit)
+        terms, job.prompt_end = job.rows.state.terms.rows[0], max(job.prompt_end, scheduled.start)
+        job.block_end = min(scheduled.block_start + terms.block_size, terms.limit)
         job.release(self._pool)
         self._waiting.appendleft(job)
         self._leave([row])
@@ -207,26 +207,26 @@ class Engine:
 
     # The pass
 
-    def _pass(self, spans: Sequence[Span]) -> list[Progress]:
+    def _pass(self, schedules: Sequence[RowSchedule]) -> list[Progress]:
         rows = self._rows
         self._place()
-        step = rows.step(self._runner, spans)
+        step = rows.step(self._runner, schedules)
         self._counts["passes"] += 1
 
         news = rows.news(step)
         texts = rows.new_texts(news)
         progress, leaving = [], []
-        for row, span in enumerate(spans):
-            if not span.tokens:
+        for row, scheduled in enumerate(schedules):
+            if not scheduled.tokens:
                 continue
             job, of_row = self._running[row], news[row]
             job.served = self._counts["passes"]
             made, terms = job.read(of_row), rows.state.terms.rows[row]
-            self._count(span, terms.settings.method, of_row.span.start)
+            self._count(scheduled, terms.settings.method, of_row.scheduled.start)
             if not of_row.failed and self._runner.shares_pages:
-                job.offer_committed(self._pool, of_row.span.start)
+                job.offer_committed(self._pool, of_row.scheduled.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
-            is_silent = span.is_prefill and (job.prefilled or not of_row.prefilled)
+            is_silent = scheduled.is_prefill and (job.prefilled or not of_row.prefilled)
             job.prefilled = of_row.prefilled
             answer = rows.generation(row) if of_row.finished else None
             if made and made[-1] in terms.ends:
@@ -241,11 +241,11 @@ class Engine:
     def _place(self) -> None:
         self._runner.place([job.pages for job in self._running], [job.arrival for job in self._running])
 
-    def _count(self, span: Span, method: str, next_start: int) -> None:
+    def _count(self, scheduled: RowSchedule, method: str, next_start: int) -> None:
         """Count what a pass fed a row, which continues at `next_start`."""
-        committed = 0 if span.is_prefill or method == "ntp" else span.tokens - span.in_block
-        self._counts["prefill_tokens" if span.is_prefill else "block_tokens"] += span.tokens - committed
+        committed = 0 if scheduled.is_prefill or method == "ntp" else scheduled.tokens - scheduled.in_block
+        self._counts["prefill_tokens" if scheduled.is_prefill else "block_tokens"] += scheduled.tokens - committed
         self._counts["commit_tokens"] += committed
         if method == "exact":
-            self._counts["drafted_tokens"] += span.drafted
-            self._counts["accepted_tokens"] += max(0, min(span.drafted, next_start - span.start - 1))
+            self._counts["drafted_tokens"] += scheduled.drafted
+            self._counts["accepted_tokens"] += max(0, min(scheduled.drafted, next_start - scheduled.start - 1))

@@ -9,31 +9,33 @@ they have evenly, so that a short one is done at once however long the others ar
 
 from collections.abc import Sequence
 
-from setblock.model.protocol.runtime import Span
+from setblock.model.protocol.runtime import RowSchedule
 
 
-def schedule(spans: Sequence[Span], budget: int, *, served: Sequence[int]) -> list[Span]:
+def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[int]) -> list[RowSchedule]:
     """Return what each request is fed, nothing where it has to wait. At least one is fed, and at most `budget` tokens are,
-    unless a single block is larger than its share. `spans` are what a full next pass feeds each request, and `served` is the
+    unless a single block is larger than its share. `schedules` are what a full next pass feeds each request, and `served` is the
     number of the pass that last fed it."""
-    ends = [span.start for span in spans]
-    by_turn = sorted(range(len(spans)), key=lambda index: served[index])
-    prompts = [index for index in by_turn if spans[index].is_prefill]
-    blocks = [index for index in by_turn if not spans[index].is_prefill]
-    for_prompts = min(sum(spans[index].tokens for index in prompts), budget // 2)
+    ends = [scheduled.start for scheduled in schedules]
+    by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
+    prompts = [index for index in by_turn if schedules[index].is_prefill]
+    blocks = [index for index in by_turn if not schedules[index].is_prefill]
+    for_prompts = min(sum(schedules[index].tokens for index in prompts), budget // 2)
 
     # 1. Blocks
     used = 0
     for index in blocks:
-        if used == 0 or used + spans[index].tokens <= budget - for_prompts:
-            ends[index] = spans[index].end
-            used += spans[index].tokens
+        if used == 0 or used + schedules[index].tokens <= budget - for_prompts:
+            ends[index] = schedules[index].end
+            used += schedules[index].tokens
 
     # 2. Prompts: the smallest first, so that what it leaves of its share goes to the others
     left = max(budget - used, for_prompts, 1)
-    prompts = sorted(prompts[:left], key=lambda index: spans[index].tokens)
+    prompts = sorted(prompts[:left], key=lambda index: schedules[index].tokens)
     for place, index in enumerate(prompts):
-        given = min(spans[index].tokens, left // (len(prompts) - place))
-        ends[index] = spans[index].start + given
+        given = min(schedules[index].tokens, left // (len(prompts) - place))
+        ends[index] = schedules[index].start + given
         left -= given
-    return [span._replace(end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+    return [
+        scheduled._replace(end=end, is_cut=end < scheduled.end) for scheduled, end in zip(schedules, ends, strict=True)
+    ]

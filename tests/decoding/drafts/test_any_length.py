@@ -173,7 +173,7 @@ def test_rows_that_are_taken_have_chosen_once(
     sbd, lengths = tiny(trained_tokenizer, "shifted")
     batch = open_batch(sbd, prompts[:2], [replace(SETTINGS[0], max_new_tokens=60)] * 2)
     for _ in batch.steps():
-        spans, count = batch.spans(batch.runner), len(lengths.seen)
-        assert batch.taken([1]).spans(batch.runner) == spans[1:]
+        schedules, count = batch.schedules(batch.runner), len(lengths.seen)
+        assert batch.taken([1]).schedules(batch.runner) == schedules[1:]
         assert len(lengths.seen) == count
     assert lengths.seen

@@ -26,7 +26,7 @@ from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline import answered
-from setblock.model.protocol.runtime import Span
+from setblock.model.protocol.runtime import RowSchedule
 
 SURE = len(CONFIDENCES)  # the kind of what a model drafts with the greatest confidence
 NOTHING = DraftLength(0, 0)
@@ -221,21 +221,23 @@ def test_where_nothing_was_measured_drafts_are_as_long_as_the_roofline_gives_awa
 # What becomes of drafts
 
 
-def fed_span(kinds: Sequence[int], *, block: int = 0, branches: int = 0, size: int = 0) -> Span:
+def fed_span(kinds: Sequence[int], *, block: int = 0, branches: int = 0, size: int = 0) -> RowSchedule:
     """What a row at position 10 was fed: its next token, drafts of these kinds, and so much of a block behind them."""
     start = 11 + len(kinds)
-    return Span(10, start + block, start, is_prefill=False, kinds=tuple(kinds), branches=branches, branch_size=size)
+    return RowSchedule(
+        10, start + block, start, is_prefill=False, kinds=tuple(kinds), branches=branches, branch_size=size
+    )
 
 
-def next_span(position: int, kinds: Sequence[int] = (), *, copied: int = 0, token: int = 0) -> Span:
+def next_span(position: int, kinds: Sequence[int] = (), *, copied: int = 0, token: int = 0) -> RowSchedule:
     """Where a row stands after its pass, with drafts of these kinds."""
     end = position + 1 + len(kinds)
-    return Span(
+    return RowSchedule(
         position, end, end, is_prefill=False, kinds=tuple(kinds), copied=copied, token_ids=(token, *[0] * len(kinds))
     )
 
 
-def learned(fed: Span, after: Span, *, whole: Span | None = None, block: int = 0) -> RowHistory:
+def learned(fed: RowSchedule, after: RowSchedule, *, whole: RowSchedule | None = None, block: int = 0) -> RowHistory:
     history = new_history(DraftLengths())
     history.fed, history.whole, history.block = fed, whole or fed, block
     history.learn(after)
@@ -313,23 +315,25 @@ def simulated(seconds: Seconds, *, rows: int, right: float, size: int | None, se
     kinds = [min(range(len(CONFIDENCES) + 1), key=lambda kind: abs(PRIOR[kind] - right))] * 15
     gained, spent = 0, 0.0
     for number in range(400):
-        spans = [
+        schedules = [
             next_span(at, kinds[:length])._replace(token_ids=(0,) * 16)
             for at, length in zip(position, drafts, strict=True)
         ]
-        for history, span in zip(histories, spans, strict=True):
-            history.learn(span)
+        for history, scheduled in zip(histories, schedules, strict=True):
+            history.learn(scheduled)
         some = [
-            history.draft(span._replace(start=5), Terms, has_blocks=True, branches=0)  # type: ignore[arg-type]
-            for history, span in zip(histories, spans, strict=True)
+            history.draft(scheduled._replace(start=5), Terms, has_blocks=True, branches=0)  # type: ignore[arg-type]
+            for history, scheduled in zip(histories, schedules, strict=True)
         ]
         found = chosen(lengths, some) if size is None else [DraftLength(length, size) for length in drafts]
         tokens = rows + sum(each.drafted + each.fed for each in found)
         lengths.times("any", rows).update(tokens, seconds(tokens, rows) * rng.uniform(0.95, 1.15))
-        for row, (each, span, history) in enumerate(zip(found, spans, histories, strict=True)):
+        for row, (each, scheduled, history) in enumerate(zip(found, schedules, histories, strict=True)):
             first = next((place for place in range(each.drafted) if rng.random() >= right), each.drafted)
-            end = span.start + 1 + each.drafted
-            history.fed = Span(span.start, end + each.fed, end, is_prefill=False, kinds=tuple(kinds[: each.drafted]))
+            end = scheduled.start + 1 + each.drafted
+            history.fed = RowSchedule(
+                scheduled.start, end + each.fed, end, is_prefill=False, kinds=tuple(kinds[: each.drafted])
+            )
             history.block, history.whole = each.fed, history.fed
             position[row] += 1 + first
             drafts[row] = max(0, each.fed - 1) if first == each.drafted else 0

@@ -11,10 +11,10 @@ import torch
 
 from setblock.decoding.answer.generation import Kind, Reveal
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.inputs import span_columns, span_of
+from setblock.decoding.step.inputs import schedule_columns, schedule_of
 from setblock.decoding.step.update import DecodingStep
 from setblock.devices import HostCopy
-from setblock.model.protocol.runtime import Span
+from setblock.model.protocol.runtime import RowSchedule
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RowNews:
     # In method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the right of it before
     # this pass is void. None where the draft was right
     corrected: Reveal | None
-    span: Span  # what the next pass feeds it
+    scheduled: RowSchedule  # what the next pass feeds it
     prefilled: bool  # as in `Cached`
     finished: bool  # as in `Answer`, and the following two
     failed: bool
@@ -56,7 +56,7 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
         *(read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
     )
     parts = [
-        span_columns(state, fuses_commit=plan.fuses_commit, with_drafts=True),
+        schedule_columns(state, fuses_commit=plan.fuses_commit, with_drafts=True),
         torch.stack(scalars, dim=1),
         state.tokens.gather(1, window),
         *(step.positions, step.revealed, step.token_ids),
@@ -75,7 +75,7 @@ def _row_news(of_span: list[int], scalars: list[int], tokens: list[int], *reveal
         kind=kind,
         revealed=_reveals(revealing[:4], start),
         corrected=next(iter(_reveals(revealing[4:], start)), None),
-        span=span_of(of_span),
+        scheduled=schedule_of(of_span),
         prefilled=bool(prefilled),
         finished=bool(finished),
         failed=bool(failed),

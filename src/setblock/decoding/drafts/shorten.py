@@ -19,7 +19,7 @@ from setblock.decoding.drafts.draft_length import (
 from setblock.decoding.drafts.kinds import NUM_KINDS, PRIOR, kinds_of_copy
 from setblock.decoding.state.state import BatchState, RowTerms
 from setblock.decoding.step.inputs import row_widths
-from setblock.model.protocol.runtime import Runner, Span, pass_kind
+from setblock.model.protocol.runtime import RowSchedule, Runner, pass_kind
 
 RIGHT = 0.9  # a priori, the chance of a token of a block's draft if those before it are right: high, so that blocks are tried
 LEAST = 0.01  # of a block's draft is better than a copy: so it is fed where that costs nothing
@@ -32,8 +32,8 @@ class RowHistory:
     right: FadingMeans  # by kind, whether drafted tokens were right where all before them were
     # By place, the chance that the draft of a block is right up to there, less that of a copy, which needs no block
     of_blocks: FadingMeans
-    fed: Span | None = None  # what the last pass was fed, until its result is known; None then
-    whole: Span | None = None  # what it would have been fed in full
+    fed: RowSchedule | None = None  # what the last pass was fed, until its result is known; None then
+    whole: RowSchedule | None = None  # what it would have been fed in full
     block: int = 0  # tokens of the block, or branch, that gives the next draft
 
     def reached(self, kinds: Sequence[int]) -> list[float]:
@@ -41,12 +41,12 @@ class RowHistory:
         chances = self.right.values(NUM_KINDS, _of_kind)
         return list(accumulate((chances[kind] for kind in kinds), mul))
 
-    def learn(self, span: Span) -> None:
-        """Learn what became of the last draft. `span`: what a full next pass feeds the row."""
+    def learn(self, scheduled: RowSchedule) -> None:
+        """Learn what became of the last draft. `scheduled`: what a full next pass feeds the row."""
         fed, self.fed = self.fed, None
-        if fed is not None and span.start > fed.start:
+        if fed is not None and scheduled.start > fed.start:
             checked = fed.kinds[: fed.drafted]
-            right = min(len(checked), span.start - fed.start - 1)
+            right = min(len(checked), scheduled.start - fed.start - 1)
             for kind in checked[:right]:
                 self.right.update(kind, 1.0)
             if right < len(checked):
@@ -54,22 +54,27 @@ class RowHistory:
                 self.block = fed.branch_size if right < fed.branches else 0
             elif self.whole is not None and right < len(self.whole.kinds):
                 # The next pass's first token says whether the first of those was right that were not checked
-                self.right.update(self.whole.kinds[right], float(self.whole.token_ids[right + 1] == span.token_ids[0]))
-        if checks_draft(span) and self.block > 1:
+                self.right.update(
+                    self.whole.kinds[right], float(self.whole.token_ids[right + 1] == scheduled.token_ids[0])
+                )
+        if checks_draft(scheduled) and self.block > 1:
             places = self.block - 1
-            of_block, of_copy = self.reached(span.kinds[:places]), self.reached(kinds_of_copy(span.copied, places))
+            of_block, of_copy = (
+                self.reached(scheduled.kinds[:places]),
+                self.reached(kinds_of_copy(scheduled.copied, places)),
+            )
             for place in range(places):
                 block = of_block[place] if place < len(of_block) else 0.0
                 copy = of_copy[place] if of_copy else 0.0
                 self.of_blocks.update(place, max(LEAST * block, block - copy))
             self.block = 0
 
-    def draft(self, span: Span, terms: RowTerms, *, has_blocks: bool, branches: int) -> RowDraft:
+    def draft(self, scheduled: RowSchedule, terms: RowTerms, *, has_blocks: bool, branches: int) -> RowDraft:
         """Return what the row may draft."""
-        size = min(terms.block_size, terms.limit - span.start - 1)
+        size = min(terms.block_size, terms.limit - scheduled.start - 1)
         size = size if has_blocks and size > 1 else 0  # a block of one token drafts nothing
         expected = self.of_blocks.values(max(0, size - 1), _of_place)
-        return RowDraft(self.reached(span.kinds), list(accumulate(expected, min)), size, branches)
+        return RowDraft(self.reached(scheduled.kinds), list(accumulate(expected, min)), size, branches)
 
 
 def _of_kind(kind: int, _: float) -> float:
@@ -93,42 +98,44 @@ def new_history(lengths: DraftLengths) -> RowHistory:
     return RowHistory(FadingMeans(ROW_MEMORY, lengths.right), FadingMeans(ROW_MEMORY, lengths.of_blocks))
 
 
-def checks_draft(span: Span) -> bool:
+def checks_draft(scheduled: RowSchedule) -> bool:
     """Return whether a row's next pass checks what it is fed, so that it may be fed less."""
-    return bool(span.tokens) and not span.is_prefill and span.start < span.block_start
+    return bool(scheduled.tokens) and not scheduled.is_prefill and scheduled.start < scheduled.block_start
 
 
 def shortened_spans(
     lengths: DraftLengths,
     histories: Sequence[RowHistory | None],
-    spans: Sequence[Span],
+    schedules: Sequence[RowSchedule],
     state: BatchState,
     runner: Runner,
-) -> list[Span]:
+) -> list[RowSchedule]:
     """Learn from where rows stand after a pass. Return the spans of the next one, with as much of the drafts as is chosen. Does
-    not wait for the device. `histories`: None where nothing is chosen. `spans`: what a full pass feeds."""
-    for history, span in zip(histories, spans, strict=True):
-        if history is not None and not span.is_prefill:
-            history.learn(span)
-    choosing = {row: each for row, each in enumerate(histories) if each is not None and checks_draft(spans[row])}
+    not wait for the device. `histories`: None where nothing is chosen. `schedules`: what a full pass feeds."""
+    for history, scheduled in zip(histories, schedules, strict=True):
+        if history is not None and not scheduled.is_prefill:
+            history.learn(scheduled)
+    choosing = {row: each for row, each in enumerate(histories) if each is not None and checks_draft(schedules[row])}
     if not choosing:
-        return list(spans)
+        return list(schedules)
     # 1. What each row may draft, and what else is in the pass
     terms, has_blocks = state.terms.rows, state.terms.facts is not None
     drafts = [
         history.draft(
-            spans[row],
+            schedules[row],
             terms[row],
             has_blocks=has_blocks,
             branches=min(terms[row].branches, runner.branched // terms[row].block_size),
         )
         for row, history in choosing.items()
     ]
-    fed, is_fixed = [span for span in spans if span.tokens], runner.fixed_keys is not None
-    others = [span.tokens for row, span in enumerate(spans) if row not in choosing and not span.is_prefill]
+    fed, is_fixed = [scheduled for scheduled in schedules if scheduled.tokens], runner.fixed_keys is not None
+    others = [
+        scheduled.tokens for row, scheduled in enumerate(schedules) if row not in choosing and not scheduled.is_prefill
+    ]
     shape = PassShape(
         kind=pass_kind(runner),
-        rows=sum(not span.is_prefill for span in fed),
+        rows=sum(not scheduled.is_prefill for scheduled in fed),
         others=sum(others),
         fuses_commit=runner.fuses_commit,
         computed=runner.computed,
@@ -136,26 +143,26 @@ def shortened_spans(
     if is_fixed or (runner.pads and len(fed) > 1):
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
         widths = row_widths(max([1, *others]), most, state.terms, is_fixed=is_fixed)
-        shape = replace(shape, widths=widths, padded_rows=len(spans) if is_fixed else len(fed))
+        shape = replace(shape, widths=widths, padded_rows=len(schedules) if is_fixed else len(fed))
     # 2. The spans with what is chosen
-    found = list(spans)
+    found = list(schedules)
     for (row, history), length in zip(choosing.items(), lengths.choose(drafts, shape), strict=True):
-        whole, history.block = spans[row], length.fed
+        whole, history.block = schedules[row], length.fed
         history.whole = whole
         if length.fed or whole.kinds or whole.tokens > 1 or not runner.fuses_commit:
             found[row] = _with_length(whole, length, terms[row], fuses_commit=runner.fuses_commit)
     return found
 
 
-def _with_length(span: Span, length: DraftLength, terms: RowTerms, *, fuses_commit: bool) -> Span:
-    block_start = span.start + 1 + length.drafted
-    stop = span.stop_end if length.drafted == span.drafted else terms.limit
-    return span._replace(
+def _with_length(scheduled: RowSchedule, length: DraftLength, terms: RowTerms, *, fuses_commit: bool) -> RowSchedule:
+    block_start = scheduled.start + 1 + length.drafted
+    stop = scheduled.stop_end if length.drafted == scheduled.drafted else terms.limit
+    return scheduled._replace(
         end=min(block_start + length.fed, stop) if fuses_commit else block_start,
         block_start=block_start,
         stop_end=stop,
-        kinds=span.kinds[: length.drafted],
-        token_ids=span.token_ids[: 1 + length.drafted],
+        kinds=scheduled.kinds[: length.drafted],
+        token_ids=scheduled.token_ids[: 1 + length.drafted],
         fed_size=length.fed,
         branches=length.branches,
         branch_size=length.branch_size,

@@ -1,7 +1,7 @@
 """Plan the next pass, and build what it feeds from the state: the arguments x_<t ; x̂ of eq. 9.
 
 Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. The host reads from the device once
-for each pass: what `span_columns` returns. Nothing else here waits for the device or changes tokens.
+for each pass: what `schedule_columns` returns. Nothing else here waits for the device or changes tokens.
 
 All passes of Algorithm 3 have one form: a row is fed `tokens[committed : end]`. Tokens before `block_start` run causally, the
 others as parts of the block. Rows of a batch may be in different passes. Where many share a machine, a prefill is cut into
@@ -22,16 +22,16 @@ from torch import Tensor
 
 from setblock.decoding.state.state import NO_TOKEN, BatchState, RowTerms, Terms
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, Runner, Span
+from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, RowSchedule, Runner
 
 
-def next_spans(state: BatchState, *, fuses_commit: bool) -> list[Span]:
+def next_schedules(state: BatchState, *, fuses_commit: bool) -> list[RowSchedule]:
     """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
-    return [span_of(row) for row in span_columns(state, fuses_commit=fuses_commit, with_drafts=True).tolist()]
+    return [schedule_of(row) for row in schedule_columns(state, fuses_commit=fuses_commit, with_drafts=True).tolist()]
 
 
-def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
-    """Return [B, 6] int64, the numbers from which `span_of` makes each row's span; or [B, 6 + 2 k] where drafts vary in length:
+def schedule_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
+    """Return [B, 6] int64, the numbers from which `schedule_of` makes each row's span; or [B, 6 + 2 k] where drafts vary in length:
     `with_drafts`, the kinds of k drafted tokens, that of a copy in the first one's place, and the tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
@@ -43,18 +43,20 @@ def span_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) ->
     return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
-def span_of(row: Sequence[int]) -> Span:
-    """Return the span that a row of `span_columns` describes."""
+def schedule_of(row: Sequence[int]) -> RowSchedule:
+    """Return the span that a row of `schedule_columns` describes."""
     start, end, block_start, prefill_end, stop_end, is_finished, *draft = row
     end = start if is_finished else end
-    span = Span(start, end, block_start, is_prefill=start < min(end, prefill_end), stop_end=stop_end)
-    if span.is_prefill or not draft:
-        return span
-    kinds, token_ids, known = draft[: len(draft) // 2], draft[len(draft) // 2 :], 1 + span.drafted
-    return span._replace(kinds=tuple(kinds[1:known]), token_ids=tuple(token_ids[:known]), copied=kinds[0])
+    scheduled = RowSchedule(start, end, block_start, is_prefill=start < min(end, prefill_end), stop_end=stop_end)
+    if scheduled.is_prefill or not draft:
+        return scheduled
+    kinds, token_ids, known = draft[: len(draft) // 2], draft[len(draft) // 2 :], 1 + scheduled.drafted
+    return scheduled._replace(kinds=tuple(kinds[1:known]), token_ids=tuple(token_ids[:known]), copied=kinds[0])
 
 
-def prompts_in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_tokens: float | None) -> list[Span]:
+def prompts_in_parts(
+    schedules: Sequence[RowSchedule], terms: Sequence[RowTerms], *, free_tokens: float | None
+) -> list[RowSchedule]:
     """Return the spans with no more of the prompts than one pass is fed, and nothing else. At least one feeds a prompt.
 
     As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded. Then,
@@ -62,14 +64,19 @@ def prompts_in_parts(spans: Sequence[Span], terms: Sequence[RowTerms], *, free_t
     pass costs, in tokens; None where passes have no padding.
     """
     chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
-    prompts = [row for row, span in enumerate(spans) if span.is_prefill]
-    fed = {row for row in prompts if spans[row].tokens >= chunks[row]}
+    prompts = [row for row, scheduled in enumerate(schedules) if scheduled.is_prefill]
+    fed = {row for row in prompts if schedules[row].tokens >= chunks[row]}
     if not fed:
-        prompts.sort(key=lambda row: spans[row].tokens, reverse=True)
-        lengths = [spans[row].tokens for row in prompts]
+        prompts.sort(key=lambda row: schedules[row].tokens, reverse=True)
+        lengths = [schedules[row].tokens for row in prompts]
         fed = set(prompts if free_tokens is None else prompts[: _alike(lengths, free_tokens=free_tokens)])
-    ends = [span.start + (min(span.tokens, chunks[row]) if row in fed else 0) for row, span in enumerate(spans)]
-    return [span._replace(end=end, is_cut=end < span.end) for span, end in zip(spans, ends, strict=True)]
+    ends = [
+        scheduled.start + (min(scheduled.tokens, chunks[row]) if row in fed else 0)
+        for row, scheduled in enumerate(schedules)
+    ]
+    return [
+        scheduled._replace(end=end, is_cut=end < scheduled.end) for scheduled, end in zip(schedules, ends, strict=True)
+    ]
 
 
 def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
@@ -86,39 +93,46 @@ def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
     return together
 
 
-def spans_ahead(spans: Sequence[Span], terms: Sequence[RowTerms]) -> list[Span]:
-    """Return the most that can be fed in the pass after the one that feeds `spans`; no part of a prompt is among them.
+def schedules_ahead(schedules: Sequence[RowSchedule], terms: Sequence[RowTerms]) -> list[RowSchedule]:
+    """Return the most that can be fed in the pass after the one that feeds `schedules`; no part of a prompt is among them.
     What is really fed is less where a block is not done, and nothing where an answer has ended."""
     ahead = []
-    for span, each in zip(spans, terms, strict=True):
+    for scheduled, each in zip(schedules, terms, strict=True):
         if each.settings.method == "ntp":
-            end = min(span.end + 1, each.limit - 1)  # an answer's last token is never fed
-            bound = Span(span.end, end, end, is_prefill=False)
+            end = min(scheduled.end + 1, each.limit - 1)  # an answer's last token is never fed
+            bound = RowSchedule(scheduled.end, end, end, is_prefill=False)
         else:
             # The block may be new, and the one before it be committed. Where a prompt ends, its pass may fill a block as well
             size = each.block_size
-            first, reach = (span.end, span.end + size) if span.is_prefill else (span.start, span.end)
+            first, reach = (
+                (scheduled.end, scheduled.end + size) if scheduled.is_prefill else (scheduled.start, scheduled.end)
+            )
             end = min(reach + size, each.limit)
             start = max(first, end - 2 * size)
-            bound = Span(start, end, min(start + size, end), is_prefill=False)
-        ahead.append(bound if span.tokens else bound._replace(start=end))
+            bound = RowSchedule(start, end, min(start + size, end), is_prefill=False)
+        ahead.append(bound if scheduled.tokens else bound._replace(start=end))
     return ahead
 
 
 def plan_pass(
-    state: BatchState, spans: Sequence[Span], runner: Runner, *, is_ahead: bool = False, whole_blocks: bool = False
+    state: BatchState,
+    schedules: Sequence[RowSchedule],
+    runner: Runner,
+    *,
+    is_ahead: bool = False,
+    whole_blocks: bool = False,
 ) -> PassPlan:
-    """Return the plan of a runner's pass over `spans`, at least one of which feeds something. Does not wait for the device.
-    `is_ahead`: whether the spans are bounds, as `spans_ahead` gives them. `whole_blocks`: whether all places of a block may be
+    """Return the plan of a runner's pass over `schedules`, at least one of which feeds something. Does not wait for the device.
+    `is_ahead`: whether the spans are bounds, as `schedules_ahead` gives them. `whole_blocks`: whether all places of a block may be
     filled, whatever is fed."""
-    fed = [row for row, span in enumerate(spans) if span.tokens]
-    queries = max(span.tokens for span in spans)
-    pairs = zip(spans, state.terms.rows, strict=True)
-    checked = max((span.drafted for span, terms in pairs if terms.settings.method == "exact"), default=0)
-    visible = max(spans[row].end for row in fed)
+    fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
+    queries = max(scheduled.tokens for scheduled in schedules)
+    pairs = zip(schedules, state.terms.rows, strict=True)
+    checked = max((scheduled.drafted for scheduled, terms in pairs if terms.settings.method == "exact"), default=0)
+    visible = max(schedules[row].end for row in fed)
     whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
-    width = state.terms.block_width if whole_blocks else max(1, *(span.in_block for span in spans))
-    state.may_prefill = has_prefill = any(span.is_prefill for span in spans)
+    width = state.terms.block_width if whole_blocks else max(1, *(scheduled.in_block for scheduled in schedules))
+    state.may_prefill = has_prefill = any(scheduled.is_prefill for scheduled in schedules)
     fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have lengths of all kinds
     is_fixed = fixed_keys is not None
     if fixed_keys is not None:
@@ -126,14 +140,14 @@ def plan_pass(
         width = state.terms.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
     room = 0 if is_fixed else runner.branched
-    branches, branch_size = _branch_sizes(spans, state.terms.rows, is_ahead=is_ahead, room=room)
+    branches, branch_size = _branch_sizes(schedules, state.terms.rows, is_ahead=is_ahead, room=room)
     width = max(width, branch_size)
     device, causal_block = state.tokens.device, state.terms.facts is not None and state.terms.facts.causal_block
-    is_full = not (is_ahead or is_fixed or branches) and all(spans[row].tokens == queries for row in fed)
+    is_full = not (is_ahead or is_fixed or branches) and all(schedules[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
-    if any(span.is_cut for span in spans):
-        ends = torch.tensor([spans[row].end for row in fed], device=device)
+    if any(scheduled.is_cut for scheduled in schedules):
+        ends = torch.tensor([schedules[row].end for row in fed], device=device)
     else:
         ends = state.next_end(fuses_commit=runner.fuses_commit)
         ends = ends if is_everyone else ends[rows]
@@ -141,7 +155,7 @@ def plan_pass(
         rows=rows,
         batch=state.batch,
         ends=ends,
-        is_prefill=torch.tensor([spans[row].is_prefill for row in fed], device=device) if has_prefill else None,
+        is_prefill=torch.tensor([schedules[row].is_prefill for row in fed], device=device) if has_prefill else None,
         queries=queries,
         width=width,
         checked=checked,
@@ -153,19 +167,23 @@ def plan_pass(
         is_full=is_full,
         sees_all=is_full
         and (queries == 1 or not causal_block)
-        and all(spans[row].end == visible and spans[row].is_alike for row in fed),
+        and all(schedules[row].end == visible and schedules[row].is_alike for row in fed),
         is_fixed=is_fixed,
-        spans=None if is_ahead or is_fixed else [spans[row] for row in fed],
+        schedules=None if is_ahead or is_fixed else [schedules[row] for row in fed],
     )
 
 
-def _branch_sizes(spans: Sequence[Span], terms: Sequence[RowTerms], *, is_ahead: bool, room: int) -> tuple[int, int]:
+def _branch_sizes(
+    schedules: Sequence[RowSchedule], terms: Sequence[RowTerms], *, is_ahead: bool, room: int
+) -> tuple[int, int]:
     """Return the most branches of a row, and their tokens; 0 and 0 where there are none. A row may be fed `room` in them."""
     count = size = 0
-    for span, row in zip(spans, terms, strict=True):
+    for scheduled, row in zip(schedules, terms, strict=True):
         # Whether they pay is known only where passes are read before the next one
-        places = span.drafted if not is_ahead else 0 if row.adapts_drafts else row.block_size - 1
-        wanted, tokens = (span.branches, span.branch_size) if span.branches >= 0 else (row.branches, row.block_size)
+        places = scheduled.drafted if not is_ahead else 0 if row.adapts_drafts else row.block_size - 1
+        wanted, tokens = (
+            (scheduled.branches, scheduled.branch_size) if scheduled.branches >= 0 else (row.branches, row.block_size)
+        )
         if wanted and places > 0:
             count, size = max(count, min(places, wanted)), max(size, tokens)
     count = min(count, room // max(1, size))

@@ -27,7 +27,7 @@ from setblock.model.attention.document_attention import (
     document_attention,
     document_masks,
 )
-from setblock.model.protocol.runtime import ModelInput, PassPlan, Runner, Span
+from setblock.model.protocol.runtime import ModelInput, PassPlan, RowSchedule, Runner
 from setblock.model.runners.forward import logits_at
 
 _FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4
@@ -139,9 +139,11 @@ def _step(
 ) -> None:
     """ModelInput each of `rows` from its start to its end, the last of it as a block."""
     device = expected.rows[0].device
-    spans = [Span(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows]
-    start, end, block_start = torch.tensor([span[:3] for span in spans], device=device).T[..., None]  # [A, 1]
-    columns = torch.arange(max(span.tokens for span in spans), device=device)  # [Q]
+    schedules = [RowSchedule(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows]
+    start, end, block_start = torch.tensor([scheduled[:3] for scheduled in schedules], device=device).T[
+        ..., None
+    ]  # [A, 1]
+    columns = torch.arange(max(scheduled.tokens for scheduled in schedules), device=device)  # [Q]
     positions = start + columns  # [A, Q]
     is_real = positions < end
     safe = positions.masked_fill(~is_real, 0)
@@ -154,8 +156,8 @@ def _step(
             width=len(columns),
             visible=int(end.max()),
             is_full=bool(is_real.all()),
-            sees_all=len(spans) == 1 and spans[0].is_alike,
-            spans=spans,
+            sees_all=len(schedules) == 1 and schedules[0].is_alike,
+            schedules=schedules,
         ),
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
         positions=safe,
@@ -168,8 +170,10 @@ def _step(
     found = runner.logits(inputs)
     logits = found if found.dim() == 2 else found[is_real]
     wanted = [
-        torch.cat([expected.causal[row][span.start : span.block_start], expected.block[row][: span.in_block]])
-        for row, span in zip(rows, spans, strict=True)
+        torch.cat(
+            [expected.causal[row][scheduled.start : scheduled.block_start], expected.block[row][: scheduled.in_block]]
+        )
+        for row, scheduled in zip(rows, schedules, strict=True)
     ]
     _compare(logits, torch.cat(wanted), f"it gives other logits {where}")
 

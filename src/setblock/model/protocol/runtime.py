@@ -26,7 +26,7 @@ def fixed_capacity(needed: int) -> int:
     return max(256, 1 << (needed - 1).bit_length())
 
 
-class Span(NamedTuple):
+class RowSchedule(NamedTuple):
     """Hold what a pass feeds one row, for the host."""
 
     start: int  # the first position
@@ -84,12 +84,12 @@ class PassPlan:
     is_full: bool = False  # whether the pass surely has no padding
     sees_all: bool = False  # whether, besides, each token surely sees all that is visible
     # [A], for the host; None where only the device knows them, or sizes are fixed: code is compiled for the values of numbers
-    spans: Sequence[Span] | None = None
+    schedules: Sequence[RowSchedule] | None = None
 
     @property
     def has_blocks(self) -> bool:
         """Return whether any row is fed a block; True where only the device knows."""
-        return self.spans is None or any(span.in_block for span in self.spans)
+        return self.schedules is None or any(scheduled.in_block for scheduled in self.schedules)
 
     @property
     def has_all(self) -> bool:

@@ -66,8 +66,11 @@ class PackedRunner(PagedRunner):
         """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
         # 1. Where tokens are in the packed row, and where in the cache
         plan, device = inputs.plan, self._model.device
-        assert plan.spans is not None
-        lengths, ends = [span.tokens for span in plan.spans], [span.end for span in plan.spans]
+        assert plan.schedules is not None
+        lengths, ends = (
+            [scheduled.tokens for scheduled in plan.schedules],
+            [scheduled.end for scheduled in plan.schedules],
+        )
         place = (inputs.is_real.flatten().cumsum(dim=0) - 1).view(inputs.is_real.shape)  # [A, Q]
         slots = self._slots(plan.rows, plan.ends, self._attention.whole_chunks(plan.visible))  # [A, at least visible]
 
