@@ -23,7 +23,7 @@ from setblock.decoding.generate import generate_batch, open_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.inputs import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.runtime import RowSchedule, Runner, as_it_is, fixed_capacity
@@ -186,9 +186,9 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
     size = 1 if method == "ntp" else k
     needed = data.draw(st.integers(1, 2 * size))
     drafts = data.draw(st.sampled_from(["fixed", "adaptive"]))
-    terms = RowTerms(DecodingSettings(method=method, drafts=drafts), size, 5, 5 + 3 * k, ())
-    state = open_state([[1] * 5], [terms], facts=None, device=torch.device("cpu"))
-    queries, places, outputs = fixed_sizes(state.terms, needed)
+    params = RequestParams(DecodingSettings(method=method, drafts=drafts), size, 5, 5 + 3 * k, ())
+    state = open_state([[1] * 5], [params], facts=None, device=torch.device("cpu"))
+    queries, places, outputs = fixed_sizes(state.params, needed)
     assert needed <= queries in (1, size, 2 * size)
     assert places == 1  # nothing is fed as a block
     assert outputs == (size - 1 if method == "exact" and queries > 1 else 0)
@@ -196,8 +196,8 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
 
 @given(k=st.integers(1, 64), data=st.data())
 def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> None:
-    terms = RowTerms(DecodingSettings("sbd"), block_size=k, prompt_length=5, limit=5 + 3 * k, ends=())
-    state = open_state([[1] * 5] * 3, [terms] * 3, facts=None, device=torch.device("cpu"))
+    params = RequestParams(DecodingSettings("sbd"), block_size=k, prompt_length=5, limit=5 + 3 * k, ends=())
+    state = open_state([[1] * 5] * 3, [params] * 3, facts=None, device=torch.device("cpu"))
     ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
     schedules = [RowSchedule(5, end, 5, is_prefill=False) for end in ends]
     runners = [SimpleNamespace(fixed_keys=keys, fuses_commit=True, branched=0) for keys in (None, 256)]

@@ -227,7 +227,7 @@ def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTo
     for trained, expected in (((2, 5), 5), (range(2, 40), 16)):
         sbd.prepare_for_training(block_sizes=trained, logit_shift=False)
         batch = open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
-        assert int(batch.state.terms.block_size[0]) == expected
+        assert int(batch.state.params.block_size[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_copy_may_be_longer_than_a_trained_block_where_its_length_is_decided(
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     sbd.prepare_for_training(block_sizes=(2, 5), logit_shift=False)
     batch = open_batch(sbd, [[5, 6]], [DecodingSettings(prompt_lookup=lookup, drafts=drafts)])
-    assert int(batch.state.terms.block_size[0]) == expected
+    assert int(batch.state.params.block_size[0]) == expected
 
 
 @pytest.mark.parametrize("way", [generate, generate_batch, lambda *args, **options: list(stream(*args, **options))])

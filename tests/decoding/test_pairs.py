@@ -29,7 +29,7 @@ from running import Log
 from setblock import DecodingSettings, EntropyBounded, Generation, generate_batch, load, stream
 from setblock.cli.options.model import RuntimeOptions
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -92,7 +92,7 @@ class Maker:
 
     make: Callable[[], Companion]
 
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
+    def companion(self, params: RequestParams, *, vocab_size: int) -> Companion:
         return self.make()
 
 

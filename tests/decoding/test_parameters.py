@@ -25,7 +25,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import Logits, logit_rules, most_likely
 from setblock.errors import ParameterError
@@ -249,9 +249,9 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     settings = DecodingSettings(
         method="sbd", repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
     )
-    terms = RowTerms(settings, block_size=1, prompt_length=5, limit=9, ends=(0, 9))
-    rules = logit_rules([terms], vocab_size=30, device=torch.device("cpu"))
-    state = open_state([prompt.tolist()], [terms], facts=None, device=torch.device("cpu"))
+    params = RequestParams(settings, block_size=1, prompt_length=5, limit=9, ends=(0, 9))
+    rules = logit_rules([params], vocab_size=30, device=torch.device("cpu"))
+    state = open_state([prompt.tolist()], [params], facts=None, device=torch.device("cpu"))
     positions = torch.tensor([[6, 7]])
     ours = rules.apply(state, Logits(logits, positions, positions > 0, most_likely(logits), width=2)).logits
     expected = SequenceBiasLogitsProcessor({(3,): bias, (4,): -bias})(prompt[None], logits[0, :1])

@@ -97,7 +97,7 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
     batch: OpenBatch = open_batch(sbd, [*prompts, repeated], [settings] * (1 + len(prompts)))
     before = batch.schedules(batch.runner)
     for _ in batch.steps():
-        bounds, before = schedules_ahead(before, batch.state.terms.rows), batch.schedules(batch.runner)
+        bounds, before = schedules_ahead(before, batch.state.params.rows), batch.schedules(batch.runner)
         if any(scheduled.is_prefill for scheduled in before):  # prompts are fed together only if they are about as long
             continue
         for bound, scheduled in zip(bounds, before, strict=True):

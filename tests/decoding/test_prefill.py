@@ -17,7 +17,7 @@ from setblock.decoding.generate import open_batch
 from setblock.decoding.rows import OpenBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.inputs import prompts_in_parts
 from setblock.model.protocol.runtime import ModelInput, RowSchedule
 
@@ -94,11 +94,11 @@ def test_prompts_of_like_lengths_are_fed_together_for_the_least_work(seed: int) 
     rng = random.Random(seed)
     free_tokens = rng.choice([1.0, 48.0, 512.0])
     lengths = [rng.randint(1, 200) for _ in range(rng.randint(1, 9))]
-    terms = [cast(RowTerms, SimpleNamespace(settings=DecodingSettings()))] * (1 + len(lengths))
+    params = [cast(RequestParams, SimpleNamespace(settings=DecodingSettings()))] * (1 + len(lengths))
     decoding, work = RowSchedule(300, 301, 301, is_prefill=False), 0.0
     left = [RowSchedule(0, length, length, is_prefill=True) for length in lengths]
     while any(scheduled.tokens for scheduled in left):
-        *fed, waiting = prompts_in_parts([*left, decoding], terms, free_tokens=free_tokens)
+        *fed, waiting = prompts_in_parts([*left, decoding], params, free_tokens=free_tokens)
         assert waiting.tokens == 0  # it would be padded
         assert waiting.is_cut
         assert all(

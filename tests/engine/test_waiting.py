@@ -15,7 +15,7 @@ from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -147,7 +147,7 @@ def test_seconds_count_from_the_submission(tokenizer: PreTrainedTokenizerBase, p
 
 
 class _Refuses:
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
+    def companion(self, params: RequestParams, *, vocab_size: int) -> Companion:
         raise SetBlockError("a companion that can't be")
 
 

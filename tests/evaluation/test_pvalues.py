@@ -26,8 +26,8 @@ def naive_score(b, c, n, tolerance):
     """Tango's statistic, the likelihood maximised by search."""
 
     def likelihood(q):
-        terms = ((b, q + tolerance), (c, q), (n - b - c, 1 - 2 * q - tolerance))
-        return sum(count * math.log(max(chance, 1e-300)) for count, chance in terms if count)
+        params = ((b, q + tolerance), (c, q), (n - b - c, 1 - 2 * q - tolerance))
+        return sum(count * math.log(max(chance, 1e-300)) for count, chance in params if count)
 
     low, high = 0.0, (1 - tolerance) / 2
     for _ in range(200):

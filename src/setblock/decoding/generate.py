@@ -42,8 +42,8 @@ def open_batch(
 ) -> OpenBatch:
     """Check requests as `check_rows` does, and lay out their batch. Rows may differ in everything; each is one answer."""
     rows = Rows.opened(check_rows(model, prompts, settings))
-    longest, count = max(terms.limit for terms in rows.state.terms.rows), len(prompts)
-    branched = max(each.branches * each.block_size for each in rows.state.terms.rows)
+    longest, count = max(params.limit for params in rows.state.params.rows), len(prompts)
+    branched = max(each.branches * each.block_size for each in rows.state.params.rows)
     runner = model.runner(rows=count, capacity=longest, branched=branched)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
         rows = rows.filled_up(size)

@@ -57,17 +57,17 @@ class Rows:
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
     def opened(cls, checked: CheckedRows) -> "Rows":
         """Return the rows of requests, with tensors of their full capacity on the model's device."""
-        model, terms = checked.model, checked.terms
-        state = open_state(checked.prompts, terms, facts=model.facts, device=model.device, draft_text=model.draft_text)
+        model, params = checked.model, checked.params
+        state = open_state(checked.prompts, params, facts=model.facts, device=model.device, draft_text=model.draft_text)
         with lock_of(model):
-            drafts = [new_history(draft_lengths_of(model)) if row.adapts_drafts else None for row in terms]
+            drafts = [new_history(draft_lengths_of(model)) if row.adapts_drafts else None for row in params]
         return cls(
             model=model,
             state=state,
-            policy=Policy(terms, checked.companions, vocab_size=model.vocab_size, device=model.device),
+            policy=Policy(params, checked.companions, vocab_size=model.vocab_size, device=model.device),
             texts=checked.texts,
             drafts=drafts,
-            started=[checked.started] * len(terms),
+            started=[checked.started] * len(params),
             next_schedules=[RowSchedule(0, len(prompt), len(prompt), is_prefill=True) for prompt in checked.prompts],
         )
 
@@ -80,7 +80,7 @@ class Rows:
         return cls(
             model=parts[0].model,
             state=state,
-            policy=Policy.joined([part.policy for part in parts], state.terms.rows, rows),
+            policy=Policy.joined([part.policy for part in parts], state.params.rows, rows),
             texts=joined_list([part.texts for part in parts], rows),
             drafts=joined_list([part.drafts for part in parts], rows),
             started=joined_list([part.started for part in parts], rows),
@@ -116,7 +116,7 @@ class Rows:
         """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
         for the device unless news were read."""
         whole = self.whole_schedules(runner)
-        if self.is_decided or not self.state.terms.adapts_drafts:
+        if self.is_decided or not self.state.params.adapts_drafts:
             return whole
         schedules = shortened_spans(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
         pairs = list(zip(schedules, whole, strict=True))
@@ -167,8 +167,8 @@ class Rows:
         self.policy.companions.hear(self.state, range(len(news)), news=news)
         if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
             news = read_news(self.state, step)
-        for each, terms in zip(news, self.state.terms.rows, strict=True):
-            assert each.number <= terms.most_passes, "an answer does not end"
+        for each, params in zip(news, self.state.params.rows, strict=True):
+            assert each.number <= params.most_passes, "an answer does not end"
         self.next_schedules, self.is_decided = [each.scheduled for each in news], False
         return news
 
@@ -180,12 +180,12 @@ class Rows:
         """Return the answer of a row that is finished, or given up."""
         self.policy.companions.hear(self.state, [row])
         self.texts[row].read([], final=True)
-        terms = self.state.terms.rows[row]
-        settings, start = terms.settings, terms.prompt_length
+        params = self.state.params.rows[row]
+        settings, start = params.settings, params.prompt_length
         failure = None if cancelled else self.failure(row)
         token_ids = self.state.answer_of(row).tolist()
         is_stopped = any(each.stop_length is not None for each in self.policy.companions.rows[row].companions)
-        is_ended = any(token_id in terms.ends for token_id in token_ids[-1:])
+        is_ended = any(token_id in params.ends for token_id in token_ids[-1:])
         reason: FinishReason = "stop" if is_stopped or is_ended else "length"
         here, record = (row, slice(start, start + len(token_ids))), self.state.record
         assert record is not None
@@ -243,7 +243,7 @@ class OpenBatch(Rows):
         passes = 0
         while (schedules := self._schedules()) and any(scheduled.tokens for scheduled in schedules):
             passes += not any(scheduled.is_prefill for scheduled in schedules)
-            assert passes <= self.state.terms.most_passes, "an answer does not end"
+            assert passes <= self.state.params.most_passes, "an answer does not end"
             yield self.step(self.runner, schedules)
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
@@ -254,7 +254,7 @@ class OpenBatch(Rows):
         if not any(scheduled.is_prefill for scheduled in whole):
             return self.schedules(runner) if decides else whole
         free_tokens = draft_lengths_of(self.model).free_tokens if runner.pads else None
-        return prompts_in_parts(whole, self.state.terms.rows, free_tokens=free_tokens)
+        return prompts_in_parts(whole, self.state.params.rows, free_tokens=free_tokens)
 
     def run(self) -> None:
         """Decode to the end, where nobody looks at the steps. Answers are the same as with `steps`.
@@ -273,12 +273,12 @@ class OpenBatch(Rows):
             schedules = self._schedules(decides=False)
             self.step(self.runner, schedules)
         copied, passes = self._copied_columns(), 0
-        while (ahead := schedules_ahead(schedules, self.state.terms.rows)) and any(
+        while (ahead := schedules_ahead(schedules, self.state.params.rows)) and any(
             scheduled.tokens for scheduled in ahead
         ):
             passes += 1
             # One is fed before the end is known
-            assert passes <= 1 + self.state.terms.most_passes, "an answer does not end"
+            assert passes <= 1 + self.state.params.most_passes, "an answer does not end"
             self.step(self.runner, ahead, is_ahead=True)
             schedules, copied = [schedule_of(row) for row in copied.read()[0]], self._copied_columns()
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
@@ -290,7 +290,7 @@ class OpenBatch(Rows):
     @property
     def _can_run_ahead(self) -> bool:
         """Return whether a pass may be fed before the last one is read: nobody listens, and feeding the most is free."""
-        tokens = sum(2 * each.block_size for each in self.state.terms.rows)
+        tokens = sum(2 * each.block_size for each in self.state.params.rows)
         return (
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit

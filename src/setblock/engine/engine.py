@@ -54,13 +54,13 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
         checked, prompt_end = check_rows(self._model, [request.prompt], [request.settings]), len(request.prompt)
-        needed, total = checked.terms[0].limit, self._pool.total * self._pool.page_tokens
+        needed, total = checked.params[0].limit, self._pool.total * self._pool.page_tokens
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
                 f"{needed - prompt_end} new tokens or enlarge kv_tokens"
             )
-        block_end = min(prompt_end + checked.terms[0].block_size, needed)
+        block_end = min(prompt_end + checked.params[0].block_size, needed)
         job = Job(request, self._arrivals, checked, list(request.prompt), prompt_end, block_end)
         self._jobs[request.id] = job
         self._arrivals += 1
@@ -198,8 +198,8 @@ class Engine:
         job, scheduled = self._running[row], self._rows.whole_schedules(self._runner)[row]
         job.rows = self._rows.taken([row])
         job.rows.state.evict()
-        terms, job.prompt_end = job.rows.state.terms.rows[0], max(job.prompt_end, scheduled.start)
-        job.block_end = min(scheduled.block_start + terms.block_size, terms.limit)
+        params, job.prompt_end = job.rows.state.params.rows[0], max(job.prompt_end, scheduled.start)
+        job.block_end = min(scheduled.block_start + params.block_size, params.limit)
         job.release(self._pool)
         self._waiting.appendleft(job)
         self._leave([row])
@@ -221,15 +221,15 @@ class Engine:
                 continue
             job, of_row = self._running[row], news[row]
             job.served = self._counts["passes"]
-            made, terms = job.read(of_row), rows.state.terms.rows[row]
-            self._count(scheduled, terms.settings.method, of_row.scheduled.start)
+            made, params = job.read(of_row), rows.state.params.rows[row]
+            self._count(scheduled, params.settings.method, of_row.scheduled.start)
             if not of_row.failed and self._runner.shares_pages:
                 job.offer_committed(self._pool, of_row.scheduled.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
             is_silent = scheduled.is_prefill and (job.prefilled or not of_row.prefilled)
             job.prefilled = of_row.prefilled
             answer = rows.generation(row) if of_row.finished else None
-            if made and made[-1] in terms.ends:
+            if made and made[-1] in params.ends:
                 made.pop()
             progress.append(Progress(job.request.id, texts[row], made, None if is_silent else of_row, answer))
             if of_row.finished:

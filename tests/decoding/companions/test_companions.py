@@ -22,7 +22,7 @@ from setblock.decoding.companions.companion import Companion
 from setblock.decoding.generate import generate, open_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -54,8 +54,8 @@ class Language:
         ((("is", 78), 0), (("is", 79), 1)),
     )
 
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> "Walker":
-        return Walker(self, terms.ends, vocab_size)
+    def companion(self, params: RequestParams, *, vocab_size: int) -> "Walker":
+        return Walker(self, params.ends, vocab_size)
 
     def allowed(self, state: int, ends: tuple[int, ...], vocab_size: int) -> Tensor:
         return allowed_in(self, state, ends, vocab_size)
@@ -119,7 +119,7 @@ class Listener(Companion):
         self.certain: list[int] = []
         self.retracted, self.is_over = 0, False
 
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> "Listener":
+    def companion(self, params: RequestParams, *, vocab_size: int) -> "Listener":
         return self
 
     def reveal(self, token_ids: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class Stopper(Companion):
     after: int
     seen: int = field(default=0, compare=False)
 
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> "Stopper":
+    def companion(self, params: RequestParams, *, vocab_size: int) -> "Stopper":
         return replace(self)
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:

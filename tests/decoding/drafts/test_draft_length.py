@@ -292,13 +292,13 @@ def test_state_stays_as_small_over_ten_thousand_passes() -> None:
         history.fed, history.block = fed_span([rng.randrange(len(PRIOR))] * 15, block=16), 16
         history.learn(next_span(10 + rng.randint(1, 16), [SURE] * 15))
         if number % 2:
-            chosen(lengths, [history.draft(next_span(5, [SURE] * 15), Terms, has_blocks=True, branches=0)])
+            chosen(lengths, [history.draft(next_span(5, [SURE] * 15), BatchParams, has_blocks=True, branches=0)])
         if number in (2_000, 9_999):
             sizes.append(len(pickle.dumps((lengths.right, lengths.of_blocks, lengths._times, history))))
     assert sizes[1] <= 1.2 * sizes[0]  # 16 bytes for each number that is no longer the same one
 
 
-class Terms:
+class BatchParams:
     """Of a row, as far as a draft needs them."""
 
     block_size, limit = 16, 100
@@ -322,7 +322,7 @@ def simulated(seconds: Seconds, *, rows: int, right: float, size: int | None, se
         for history, scheduled in zip(histories, schedules, strict=True):
             history.learn(scheduled)
         some = [
-            history.draft(scheduled._replace(start=5), Terms, has_blocks=True, branches=0)  # type: ignore[arg-type]
+            history.draft(scheduled._replace(start=5), BatchParams, has_blocks=True, branches=0)  # type: ignore[arg-type]
             for history, scheduled in zip(histories, schedules, strict=True)
         ]
         found = chosen(lengths, some) if size is None else [DraftLength(length, size) for length in drafts]

@@ -47,13 +47,13 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
     """Return the news of all rows after a step. Waits for the device, once."""
     read, record = step.reading, state.record
     assert record is not None
-    size, plan = state.terms.block_width, read.plan
+    size, plan = state.params.block_width, read.plan
     # A draft that was checked, and the block behind it
     window = (read.since[:, None] + state.columns[: 2 * size]).clamp(max=state.tokens.shape[1] - 1)
     cache, answer = state.cache, state.answer
     scalars = (
         *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, read.since, record.number),
-        *(read.is_prefill, read.is_commit & ~state.terms.is_ntp, state.terms.prompt_length),
+        *(read.is_prefill, read.is_commit & ~state.params.is_ntp, state.params.prompt_length),
     )
     parts = [
         schedule_columns(state, fuses_commit=plan.fuses_commit, with_drafts=True),

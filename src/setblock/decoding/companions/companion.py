@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import BatchState, RowTerms
+from setblock.decoding.state.state import BatchState, RequestParams
 
 if TYPE_CHECKING:  # which knows steps
     from setblock.decoding.answer.news import RowNews
@@ -52,7 +52,7 @@ class Companion:
 class CompanionMaker(Protocol):
     """Make a companion for each answer of a request, which carries it in `DecodingSettings.companions`."""
 
-    def companion(self, terms: RowTerms, *, vocab_size: int) -> Companion:
+    def companion(self, params: RequestParams, *, vocab_size: int) -> Companion:
         """Return a companion for a row that is about to begin, or raise `SetBlockError` if the model does not allow it."""
 
 
@@ -123,18 +123,18 @@ class Companions:
         else:
             stands = [(each.text_end, each.answer_end, each.finished) for each in news]
         for row in rows:
-            each, terms = self.rows[row], state.terms.rows[row]
+            each, params = self.rows[row], state.params.rows[row]
             if each.is_over:
                 continue
             end, certain, is_final = stands[row]
-            start, end = terms.prompt_length + each.num_read, max(end, certain)
+            start, end = params.prompt_length + each.num_read, max(end, certain)
             token_ids = None if news is None else news[row].tokens_between(start, end)
             if token_ids is None:
                 token_ids = state.tokens[row, start:end].tolist()
-            certain -= terms.prompt_length
-            stop = each.tell(token_ids, certain=certain, ends=terms.ends, final=bool(is_final))
+            certain -= params.prompt_length
+            stop = each.tell(token_ids, certain=certain, ends=params.ends, final=bool(is_final))
             if stop is not None:
-                state.finish(row, end=terms.prompt_length + stop)
+                state.finish(row, end=params.prompt_length + stop)
 
     def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
         """Set `allowed` [n, V] bool to False where a token may not come next in `rows`."""

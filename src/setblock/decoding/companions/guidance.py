@@ -25,7 +25,7 @@ def guided_check(state: BatchState, given: Logits, companions: Companions) -> Lo
     positions, known = given.checked.positions.tolist(), given.checked.known.tolist()
     logits = given.logits.clone()
     for row in companions.constrained:
-        start, allowed = state.terms.rows[row].prompt_length, companions.rows[row].allowed
+        start, allowed = state.params.rows[row].prompt_length, companions.rows[row].allowed
         for column, is_known in enumerate(known[row]):
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
@@ -100,13 +100,13 @@ def guided_block(
             if not is_open[place] or not (wanted[row][column] or is_forced[place]):
                 walking.remove(row)
                 # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
-                is_draft = column > 0 and state.terms.rows[row].settings.method == "exact"
+                is_draft = column > 0 and state.params.rows[row].settings.method == "exact"
                 each.is_stuck = wanted[row][column] and told[row] == 0 and not is_draft
                 state.answer.failed[row] |= each.is_stuck
                 continue
             left[row, column], tentative[row, column] = True, token_id
             each.allowed[len(each.heard) + told[row]] = allowed[place]
-            if token_id in state.terms.rows[row].ends:
+            if token_id in state.params.rows[row].ends:
                 walking.remove(row)
             told[row] += 1
             for guide in each.guides:
@@ -131,8 +131,8 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
         if not any(wanted[row]):
             continue
         stands = (state.block.revealed[row] | draft.reveal[row]).tolist()
-        each, terms = companions.rows[row], state.terms.rows[row]
-        start = int(state.block.start[row]) - terms.prompt_length
+        each, params = companions.rows[row], state.params.rows[row]
+        start = int(state.block.start[row]) - params.prompt_length
         told, is_copy = 0, True
         for column in range(len(each.heard) - start, len(stands)):
             token_id = here[row][column]
@@ -153,7 +153,7 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
             told += 1
             for guide in each.guides:
                 guide.reveal([token_id])
-            if token_id in terms.ends:
+            if token_id in params.ends:
                 break
         for guide in each.guides if told else ():
             guide.retract(told)

@@ -96,7 +96,7 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     has_first = state.block.revealed[:, 0] | draft.reveal[:, 0]
     known = state.tokens.scatter(1, positions[:, :1], ours[:, :1])
     copies = copied(known, state.block.start, size=positions.shape[1], others=state.draft_text)
-    rows = rows & has_first & (state.terms.prompt_lookup > 0) & (copies.matched >= state.terms.prompt_lookup)
+    rows = rows & has_first & (state.params.prompt_lookup > 0) & (copies.matched >= state.params.prompt_lookup)
 
     # 2. Where the model says nothing better
     is_sure = state.block.revealed | (draft.reveal & (entropy <= SURE))

@@ -17,7 +17,7 @@ from setblock.decoding.drafts.draft_length import (
     RowDraft,
 )
 from setblock.decoding.drafts.kinds import NUM_KINDS, PRIOR, kinds_of_copy
-from setblock.decoding.state.state import BatchState, RowTerms
+from setblock.decoding.state.state import BatchState, RequestParams
 from setblock.decoding.step.inputs import row_widths
 from setblock.model.protocol.runtime import RowSchedule, Runner, pass_kind
 
@@ -69,9 +69,9 @@ class RowHistory:
                 self.of_blocks.update(place, max(LEAST * block, block - copy))
             self.block = 0
 
-    def draft(self, scheduled: RowSchedule, terms: RowTerms, *, has_blocks: bool, branches: int) -> RowDraft:
+    def draft(self, scheduled: RowSchedule, params: RequestParams, *, has_blocks: bool, branches: int) -> RowDraft:
         """Return what the row may draft."""
-        size = min(terms.block_size, terms.limit - scheduled.start - 1)
+        size = min(params.block_size, params.limit - scheduled.start - 1)
         size = size if has_blocks and size > 1 else 0  # a block of one token drafts nothing
         expected = self.of_blocks.values(max(0, size - 1), _of_place)
         return RowDraft(self.reached(scheduled.kinds), list(accumulate(expected, min)), size, branches)
@@ -119,13 +119,13 @@ def shortened_spans(
     if not choosing:
         return list(schedules)
     # 1. What each row may draft, and what else is in the pass
-    terms, has_blocks = state.terms.rows, state.terms.facts is not None
+    params, has_blocks = state.params.rows, state.params.facts is not None
     drafts = [
         history.draft(
             schedules[row],
-            terms[row],
+            params[row],
             has_blocks=has_blocks,
-            branches=min(terms[row].branches, runner.branched // terms[row].block_size),
+            branches=min(params[row].branches, runner.branched // params[row].block_size),
         )
         for row, history in choosing.items()
     ]
@@ -142,7 +142,7 @@ def shortened_spans(
     )
     if is_fixed or (runner.pads and len(fed) > 1):
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
-        widths = row_widths(max([1, *others]), most, state.terms, is_fixed=is_fixed)
+        widths = row_widths(max([1, *others]), most, state.params, is_fixed=is_fixed)
         shape = replace(shape, widths=widths, padded_rows=len(schedules) if is_fixed else len(fed))
     # 2. The spans with what is chosen
     found = list(schedules)
@@ -150,13 +150,15 @@ def shortened_spans(
         whole, history.block = schedules[row], length.fed
         history.whole = whole
         if length.fed or whole.kinds or whole.tokens > 1 or not runner.fuses_commit:
-            found[row] = _with_length(whole, length, terms[row], fuses_commit=runner.fuses_commit)
+            found[row] = _with_length(whole, length, params[row], fuses_commit=runner.fuses_commit)
     return found
 
 
-def _with_length(scheduled: RowSchedule, length: DraftLength, terms: RowTerms, *, fuses_commit: bool) -> RowSchedule:
+def _with_length(
+    scheduled: RowSchedule, length: DraftLength, params: RequestParams, *, fuses_commit: bool
+) -> RowSchedule:
     block_start = scheduled.start + 1 + length.drafted
-    stop = scheduled.stop_end if length.drafted == scheduled.drafted else terms.limit
+    stop = scheduled.stop_end if length.drafted == scheduled.drafted else params.limit
     return scheduled._replace(
         end=min(block_start + length.fed, stop) if fuses_commit else block_start,
         block_start=block_start,

@@ -9,7 +9,7 @@ from setblock.decoding.companions.companion import Accompanied, Companion
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.errors import ParameterError, SetBlockError, warn
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.structure.compiled import Matcher
@@ -39,7 +39,7 @@ def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     return prompt_length + (min(DEFAULT_MAX_NEW_TOKENS, room) if wanted is None else wanted)
 
 
-def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RowTerms) -> None:
+def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RequestParams) -> None:
     """Raise `SetBlockError` if a token id of a request is none of the model's, or it bans every token."""
     settings, vocab_size = row.settings, model.vocab_size
     named = {name: getattr(settings, name) for name in ("logit_bias", "banned_tokens", "stop_token_ids")}
@@ -70,7 +70,7 @@ class CheckedRows:
 
     model: LanguageModel
     prompts: Sequence[Sequence[int]]  # token ids
-    terms: Sequence[RowTerms]  # what is fixed of each row: settings with what the model was calibrated to
+    params: Sequence[RequestParams]  # what is fixed of each row: settings with what the model was calibrated to
     companions: Sequence[Accompanied]  # of each row; the last is its text, which is also in `texts`
     texts: list[AnswerText]
     started: float  # `time.perf_counter()` when they were checked
@@ -84,20 +84,20 @@ def check_rows(
     started = time.perf_counter()
     check_count(prompts, settings)
     asked = [with_calibration(model, each) for each in settings]
-    terms = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
+    params = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
     # A block that nothing checks may be larger than any that the model was trained with
-    largest = max((each.block_size for each in terms if each.settings.method == "sbd"), default=0)
+    largest = max((each.block_size for each in params if each.settings.method == "sbd"), default=0)
     if model.facts and model.facts.block_sizes and largest > (most := model.facts.block_sizes[-1]):
         told = f"block_size {largest} is larger than any this model was trained with (at most {most})"
         warn(f"{told}: expect worse text")
-    for prompt, row in zip(prompts, terms, strict=True):
+    for prompt, row in zip(prompts, params, strict=True):
         check_tokens(model, prompt, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
-    companions = [Accompanied([*companions_of(model, row), text]) for row, text in zip(terms, texts, strict=True)]
-    return CheckedRows(model, prompts, terms, companions, texts, started)
+    companions = [Accompanied([*companions_of(model, row), text]) for row, text in zip(params, texts, strict=True)]
+    return CheckedRows(model, prompts, params, companions, texts, started)
 
 
-def companions_of(model: LanguageModel, row: RowTerms) -> list[Companion]:
+def companions_of(model: LanguageModel, row: RequestParams) -> list[Companion]:
     """Return what holds a row's answer to its form, if it has one, and the companions that its request brings. Raise
     `SetBlockError` if this model can't keep to the form."""
     form, own = row.settings.structure, row.settings.companions
@@ -107,13 +107,13 @@ def companions_of(model: LanguageModel, row: RowTerms) -> list[Companion]:
     return [*guides, *(maker.companion(row, vocab_size=model.vocab_size) for maker in own)]
 
 
-def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RowTerms:
+def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RequestParams:
     """Return what is fixed of a request's row. Errors are those of `limit_of` and `decided`."""
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
     settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
     block_size = min(settings.block_size or 1, room)
-    return RowTerms(
+    return RequestParams(
         settings=settings,
         block_size=block_size,
         prompt_length=prompt_length,

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import Answer, BatchState, Block, Cached, Record, RowTerms, Terms
+from setblock.decoding.state.state import Answer, BatchParams, BatchState, Block, Cached, Record, RequestParams
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.facts import SBDFacts
 
@@ -20,7 +20,7 @@ Group = TypeVar("Group", Cached, Block, Answer, Record)
 
 def open_state(
     written: Sequence[Sequence[int]],
-    rows: Sequence[RowTerms],
+    rows: Sequence[RequestParams],
     *,
     facts: SBDFacts | None,
     device: torch.device,
@@ -29,37 +29,37 @@ def open_state(
 ) -> BatchState:
     """Return the state of requests before their prefill. `written` is of each its prompt and, where it continues after an
     interruption, what it has been given of its answer. `records`: whether to record what passes do."""
-    terms = Terms(rows, facts, device=device)
-    tokens = torch.full((len(rows), terms.capacity), terms.mask_token)
+    params = BatchParams(rows, facts, device=device)
+    tokens = torch.full((len(rows), params.capacity), params.mask_token)
     for row, token_ids in enumerate(written):
         tokens[row, : len(token_ids)] = torch.tensor(token_ids)
     start = torch.tensor([len(token_ids) for token_ids in written], device=device)
-    end, none = torch.minimum(start + terms.block_size, terms.limit), torch.zeros_like(terms.is_ntp)
-    places = torch.zeros((len(rows), terms.block_width), dtype=torch.long, device=device)
+    end, none = torch.minimum(start + params.block_size, params.limit), torch.zeros_like(params.is_ntp)
+    places = torch.zeros((len(rows), params.block_width), dtype=torch.long, device=device)
     return BatchState(
-        terms=terms,
+        params=params,
         tokens=tokens.to(device),
         cache=Cached(committed=torch.zeros_like(start), prefill_end=start, prefilled=none),
         block=Block(
             start=start,
             end=end,
             needed_end=end.clone(),
-            fed_size=torch.zeros_like(start) if facts is None else terms.block_size.masked_fill(terms.is_ntp, 0),
+            fed_size=torch.zeros_like(start) if facts is None else params.block_size.masked_fill(params.is_ntp, 0),
             passes=torch.zeros_like(start),
             revealed=places.bool(),
             kinds=places,
         ),
-        answer=Answer(text_end=start, stop_end=terms.limit, end=start, finished=none, failed=none),
+        answer=Answer(text_end=start, stop_end=params.limit, end=start, finished=none, failed=none),
         first_logits=places[:, :0].float(),
-        record=_open_record(terms) if records else None,
+        record=_open_record(params) if records else None,
         draft_text=None if draft_text is None else draft_text.to(device),
     )
 
 
-def _open_record(terms: Terms) -> Record:
-    none = torch.zeros_like(terms.prompt_length)
-    nowhere = none[:, None].expand(-1, terms.capacity)
-    alternatives = nowhere[..., None].expand(-1, -1, terms.num_alternatives or 0)
+def _open_record(params: BatchParams) -> Record:
+    none = torch.zeros_like(params.prompt_length)
+    nowhere = none[:, None].expand(-1, params.capacity)
+    alternatives = nowhere[..., None].expand(-1, -1, params.num_alternatives or 0)
     return Record(
         prefill=none,
         number=none.clone(),
@@ -78,16 +78,16 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
     """Return the rows of several states in one, or `rows` of all these, no wider than they need."""
     first, device = states[0], states[0].tokens.device
     here = None if rows is None else torch.tensor(rows, device=device)
-    terms = Terms(joined_list([state.terms.rows for state in states], rows), first.terms.facts, device=device)
+    params = BatchParams(joined_list([state.params.rows for state in states], rows), first.params.facts, device=device)
     records = [each.record for each in states if each.record is not None]
     first_logits = [each.first_logits for each in states]
     return BatchState(
-        terms=terms,
-        tokens=joined_rows([state.tokens for state in states], here, terms.capacity),
+        params=params,
+        tokens=joined_rows([state.tokens for state in states], here, params.capacity),
         cache=joined_group([state.cache for state in states], here),
-        block=joined_group([state.block for state in states], here, terms.block_width),
+        block=joined_group([state.block for state in states], here, params.block_width),
         answer=joined_group([state.answer for state in states], here),
-        record=joined_group(records, here, terms.capacity, terms.num_alternatives or 0) if records else None,
+        record=joined_group(records, here, params.capacity, params.num_alternatives or 0) if records else None,
         first_logits=joined_rows(first_logits, here, max(each.shape[1] for each in first_logits)),
         draft_text=first.draft_text,
         may_prefill=any(state.may_prefill for state in states),

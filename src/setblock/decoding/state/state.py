@@ -31,7 +31,7 @@ NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
-class RowTerms:
+class RequestParams:
     """Hold the terms of one row."""
 
     settings: DecodingSettings  # of the request, with the operating point decided
@@ -53,10 +53,10 @@ class RowTerms:
         return 1 + 2 * (self.limit - self.prompt_length)
 
 
-class Terms:
-    """Hold the terms of a batch's rows, int64 unless stated; k is the largest block size. Fields of `RowTerms` are [B]."""
+class BatchParams:
+    """Hold the terms of a batch's rows, int64 unless stated; k is the largest block size. Fields of `RequestParams` are [B]."""
 
-    def __init__(self, rows: Sequence[RowTerms], facts: SBDFacts | None, *, device: torch.device) -> None:
+    def __init__(self, rows: Sequence[RequestParams], facts: SBDFacts | None, *, device: torch.device) -> None:
         """Take `rows`, which stay for the host, and how the model's logits are read; None where it never learned blocks."""
         self.rows, self.facts = tuple(rows), facts
         self.waits = devices.waits(device)  # whether a host that reads a value has to wait for the device
@@ -167,7 +167,7 @@ class Record:
 class BatchState:
     """Hold the mutable state of a batch; tensors have the batch as their first dimension, and are int64 unless stated."""
 
-    terms: Terms  # what is fixed of each row
+    params: BatchParams  # what is fixed of each row
     tokens: Tensor  # [B, C] the token at each position; the mask token where none is revealed, up to the row's limit
     cache: Cached
     block: Block
@@ -189,7 +189,7 @@ class BatchState:
         self.columns = torch.arange(size, device=device)
         self.rows = torch.arange(self.batch, device=device)
         self.nobody, self.everybody = torch.zeros_like(self.answer.finished), torch.ones_like(self.answer.finished)
-        self.block.positions = self.block.start[:, None] + self.columns[: self.terms.block_width]
+        self.block.positions = self.block.start[:, None] + self.columns[: self.params.block_width]
 
     @property
     def is_causal(self) -> Tensor:
@@ -207,9 +207,9 @@ class BatchState:
         `commits_answers`: whether an answer that has ended is committed to its end, which reading it does not need."""
         cache, block = self.cache, self.block
         end = block.start
-        if self.terms.feeds_whole:
+        if self.params.feeds_whole:
             end = block.end
-        elif not self.terms.is_all_causal:
+        elif not self.params.is_all_causal:
             end = torch.minimum(end + block.fed_size, block.end)
         if not fuses_commit:
             end = torch.where(cache.committed < block.start, block.start, end)
@@ -238,9 +238,9 @@ class BatchState:
         """Find how far the text goes without a gap, how much of it is certain, and which answers are whole. A second call
         changes nothing. Return [B] bool, rows whose block is complete; and [B] bool, rows whose block has its first token and
         all before it in the cache, or None where no row is exact."""
-        block, answer, terms = self.block, self.answer, self.terms
+        block, answer, params = self.block, self.answer, self.params
         # 1. Is the block whole, and does it end in an end-of-text?
-        here, ends = self.tokens.gather(1, block.positions), terms.ends
+        here, ends = self.tokens.gather(1, block.positions), params.ends
         is_end = here == ends if ends.shape[1] == 1 else (here[..., None] == ends[:, None]).any(dim=-1)
         first_stop = (block.positions + 1).where(is_end & block.revealed, NEVER).amin(dim=1)
         block.needed_end = torch.minimum(first_stop, block.end)
@@ -249,10 +249,10 @@ class BatchState:
         answer.stop_end = torch.where(first_stop <= end, end, answer.stop_end)
         # 2. Is the answer whole? A draft is no part of it, for it may be wrong. Its first token is: it came from causal logits
         certain, has_first = end, None
-        if terms.has_exact:
+        if params.has_exact:
             has_first = block.revealed[:, 0] & (self.cache.committed == block.start)
             certain = torch.maximum(answer.end, self.cache.committed + has_first)
-            certain = certain if terms.is_all_exact else torch.where(terms.is_exact, certain, end)
+            certain = certain if params.is_all_exact else torch.where(params.is_exact, certain, end)
         answer.end = torch.minimum(certain, answer.stop_end)
         answer.stop_end = torch.where(answer.failed, answer.end, answer.stop_end)
         answer.finished = answer.end >= answer.stop_end
@@ -268,7 +268,7 @@ class BatchState:
         done, has_first = self.settle()
         if has_first is not None:
             submitted = has_first if fuses_commit else has_first & (done | (self.block.passes > 0) | self.is_causal)
-            done = submitted if self.terms.is_all_exact else torch.where(self.terms.is_exact, submitted, done)
+            done = submitted if self.params.is_all_exact else torch.where(self.params.is_exact, submitted, done)
         # The next block; after the answer's end, or where a draft ends the text, an empty one
         self._open_blocks(done | self.answer.finished, self.answer.text_end)
 
@@ -281,7 +281,7 @@ class BatchState:
         start = self.cache.committed + 1 + asked[0]
         is_cut = (asked[0] >= 0) & (start < answer.text_end)
         self.block.fed_size = torch.where(asked[1] >= 0, asked[1], self.block.fed_size)
-        answer.stop_end = torch.where(is_cut, self.terms.limit, answer.stop_end)  # an end that is drafted no more
+        answer.stop_end = torch.where(is_cut, self.params.limit, answer.stop_end)  # an end that is drafted no more
         answer.text_end = torch.where(is_cut, start, answer.text_end)
         self._open_blocks(is_cut, start)
 
@@ -290,15 +290,15 @@ class BatchState:
         block = self.block
         self._place_blocks(rows, start)
         block.revealed = block.revealed.masked_fill(rows[:, None], False)
-        if self.terms.has_exact:  # tokens drafted behind a gap, dropped or wrong are void
-            self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), self.terms.mask_token)
+        if self.params.has_exact:  # tokens drafted behind a gap, dropped or wrong are void
+            self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), self.params.mask_token)
 
     def _place_blocks(self, rows: Tensor, start: Tensor) -> None:
         """Place blocks of `rows` [B] bool at `start` [B]. A block ends, at the latest, where the text does."""
         block = self.block
         block.start = torch.where(rows, start, block.start)
-        block.positions = block.start[:, None] + self.columns[: self.terms.block_width]
-        block.end = torch.minimum(block.start + self.terms.block_size, self.answer.stop_end)
+        block.positions = block.start[:, None] + self.columns[: self.params.block_width]
+        block.end = torch.minimum(block.start + self.params.block_size, self.answer.stop_end)
         block.needed_end = torch.where(rows, block.end, block.needed_end)
         block.passes = block.passes.masked_fill(rows, 0)
 
@@ -316,9 +316,9 @@ class BatchState:
         """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong. Its first position has the right token
         where `has_token` [B] bool says so. What comes before is committed."""
         self.cache.committed = torch.where(rows, positions, self.cache.committed)
-        self.answer.stop_end = torch.where(rows, self.terms.limit, self.answer.stop_end)
+        self.answer.stop_end = torch.where(rows, self.params.limit, self.answer.stop_end)
         self._place_blocks(rows, positions)
-        self.block.revealed = torch.where(rows[:, None], self.terms.is_first & has_token[:, None], self.block.revealed)
+        self.block.revealed = torch.where(rows[:, None], self.params.is_first & has_token[:, None], self.block.revealed)
 
     @torch.inference_mode()
     def hold(self, length: int) -> None:
@@ -346,11 +346,11 @@ class BatchState:
         for group, names in ((answer, ("text_end", "stop_end", "end")), (block, ("start", "end", "needed_end"))):
             for each in names:
                 setattr(group, each, getattr(group, each).masked_fill(here, end))
-        block.positions = block.start[:, None] + self.columns[: self.terms.block_width]
+        block.positions = block.start[:, None] + self.columns[: self.params.block_width]
 
     def counts(self, row: int) -> PassCounts:
         """Return the passes of one row. Waits for the device."""
-        record, is_ntp = self.record, self.terms.rows[row].settings.method == "ntp"
+        record, is_ntp = self.record, self.params.rows[row].settings.method == "ntp"
         assert record is not None
         prefill, number, commit = torch.stack([record.prefill[row], record.number[row], record.commits[row]]).tolist()
         commit = 0 if is_ntp else commit
@@ -358,4 +358,4 @@ class BatchState:
 
     def answer_of(self, row: int) -> Tensor:
         """Return [n] the tokens of a row's answer that will not change, the end-of-text included."""
-        return self.tokens[row, self.terms.rows[row].prompt_length : int(self.answer.end[row])]
+        return self.tokens[row, self.params.rows[row].prompt_length : int(self.answer.end[row])]

@@ -18,7 +18,7 @@ from setblock.decoding.companions.companion import Accompanied, Companions
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined_list, joined_rows
-from setblock.decoding.state.state import RowTerms
+from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.logits import logit_rules, most_likely, unless_all
 from setblock.errors import SetBlockError
 
@@ -27,23 +27,28 @@ class Policy:
     """Hold the policy of the rows of a batch."""
 
     def __init__(
-        self, terms: Sequence[RowTerms], companions: Sequence[Accompanied], *, vocab_size: int, device: torch.device
+        self,
+        params: Sequence[RequestParams],
+        companions: Sequence[Accompanied],
+        *,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
-        settings = [each.settings for each in terms]
+        settings = [each.settings for each in params]
         self.vocab_size, self._device = vocab_size, device
         # What they ask of the logits, which positions are revealed, which tokens these get, and what may say what comes next
-        self.rules = logit_rules(terms, vocab_size=vocab_size, device=device)
+        self.rules = logit_rules(params, vocab_size=vocab_size, device=device)
         self.samplers = RowSamplers([each.sampler for each in settings], device=device)
         self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
         self.companions = Companions(companions)
 
     @classmethod
     def joined(
-        cls, parts: Sequence["Policy"], terms: Sequence[RowTerms], rows: Sequence[int] | None = None
+        cls, parts: Sequence["Policy"], params: Sequence[RequestParams], rows: Sequence[int] | None = None
     ) -> "Policy":
-        """Return the rows of several policies in one, or `rows` of all these. They have these `terms`."""
+        """Return the rows of several policies in one, or `rows` of all these. They have these `params`."""
         companions = joined_list([part.companions.rows for part in parts], rows)
-        policy = cls(terms, companions, vocab_size=parts[0].vocab_size, device=parts[0]._device)
+        policy = cls(params, companions, vocab_size=parts[0].vocab_size, device=parts[0]._device)
         policy.samplers.memories = joined_list([part.samplers.memories for part in parts], rows)
         return policy
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import NO_TOKEN, BatchState, RowTerms, Terms
+from setblock.decoding.state.state import NO_TOKEN, BatchParams, BatchState, RequestParams
 from setblock.decoding.step.choice import random_tokens
 from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, RowSchedule, Runner
 
@@ -37,9 +37,9 @@ def schedule_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
     stacked = torch.stack(columns, dim=1)
-    if not (with_drafts and state.terms.adapts_drafts):
+    if not (with_drafts and state.params.adapts_drafts):
         return stacked
-    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[: state.terms.block_width])
+    drafted = state.tokens.gather(1, cache.committed[:, None] + state.columns[: state.params.block_width])
     return torch.cat([stacked, state.block.kinds, drafted], dim=1)
 
 
@@ -55,7 +55,7 @@ def schedule_of(row: Sequence[int]) -> RowSchedule:
 
 
 def prompts_in_parts(
-    schedules: Sequence[RowSchedule], terms: Sequence[RowTerms], *, free_tokens: float | None
+    schedules: Sequence[RowSchedule], params: Sequence[RequestParams], *, free_tokens: float | None
 ) -> list[RowSchedule]:
     """Return the spans with no more of the prompts than one pass is fed, and nothing else. At least one feeds a prompt.
 
@@ -63,7 +63,7 @@ def prompts_in_parts(
     where passes have padding, prompts of about one length are fed together, the longest first. `free_tokens`: what a further
     pass costs, in tokens; None where passes have no padding.
     """
-    chunks = [each.settings.prefill_chunk or PROMPT_PART for each in terms]
+    chunks = [each.settings.prefill_chunk or PROMPT_PART for each in params]
     prompts = [row for row, scheduled in enumerate(schedules) if scheduled.is_prefill]
     fed = {row for row in prompts if schedules[row].tokens >= chunks[row]}
     if not fed:
@@ -93,11 +93,11 @@ def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
     return together
 
 
-def schedules_ahead(schedules: Sequence[RowSchedule], terms: Sequence[RowTerms]) -> list[RowSchedule]:
+def schedules_ahead(schedules: Sequence[RowSchedule], params: Sequence[RequestParams]) -> list[RowSchedule]:
     """Return the most that can be fed in the pass after the one that feeds `schedules`; no part of a prompt is among them.
     What is really fed is less where a block is not done, and nothing where an answer has ended."""
     ahead = []
-    for scheduled, each in zip(schedules, terms, strict=True):
+    for scheduled, each in zip(schedules, params, strict=True):
         if each.settings.method == "ntp":
             end = min(scheduled.end + 1, each.limit - 1)  # an answer's last token is never fed
             bound = RowSchedule(scheduled.end, end, end, is_prefill=False)
@@ -127,22 +127,22 @@ def plan_pass(
     filled, whatever is fed."""
     fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
     queries = max(scheduled.tokens for scheduled in schedules)
-    pairs = zip(schedules, state.terms.rows, strict=True)
-    checked = max((scheduled.drafted for scheduled, terms in pairs if terms.settings.method == "exact"), default=0)
+    pairs = zip(schedules, state.params.rows, strict=True)
+    checked = max((scheduled.drafted for scheduled, params in pairs if params.settings.method == "exact"), default=0)
     visible = max(schedules[row].end for row in fed)
-    whole_blocks = whole_blocks or is_ahead or state.terms.has_sbd  # whose samplers remember all places
-    width = state.terms.block_width if whole_blocks else max(1, *(scheduled.in_block for scheduled in schedules))
+    whole_blocks = whole_blocks or is_ahead or state.params.has_sbd  # whose samplers remember all places
+    width = state.params.block_width if whole_blocks else max(1, *(scheduled.in_block for scheduled in schedules))
     state.may_prefill = has_prefill = any(scheduled.is_prefill for scheduled in schedules)
     fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have lengths of all kinds
     is_fixed = fixed_keys is not None
     if fixed_keys is not None:
-        queries, fixed_width, checked = fixed_sizes(state.terms, queries)
-        width = state.terms.block_width if whole_blocks else fixed_width
+        queries, fixed_width, checked = fixed_sizes(state.params, queries)
+        width = state.params.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
     room = 0 if is_fixed else runner.branched
-    branches, branch_size = _branch_sizes(schedules, state.terms.rows, is_ahead=is_ahead, room=room)
+    branches, branch_size = _branch_sizes(schedules, state.params.rows, is_ahead=is_ahead, room=room)
     width = max(width, branch_size)
-    device, causal_block = state.tokens.device, state.terms.facts is not None and state.terms.facts.causal_block
+    device, causal_block = state.tokens.device, state.params.facts is not None and state.params.facts.causal_block
     is_full = not (is_ahead or is_fixed or branches) and all(schedules[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
@@ -174,11 +174,11 @@ def plan_pass(
 
 
 def _branch_sizes(
-    schedules: Sequence[RowSchedule], terms: Sequence[RowTerms], *, is_ahead: bool, room: int
+    schedules: Sequence[RowSchedule], params: Sequence[RequestParams], *, is_ahead: bool, room: int
 ) -> tuple[int, int]:
     """Return the most branches of a row, and their tokens; 0 and 0 where there are none. A row may be fed `room` in them."""
     count = size = 0
-    for scheduled, row in zip(schedules, terms, strict=True):
+    for scheduled, row in zip(schedules, params, strict=True):
         # Whether they pay is known only where passes are read before the next one
         places = scheduled.drafted if not is_ahead else 0 if row.adapts_drafts else row.block_size - 1
         wanted, tokens = (
@@ -190,29 +190,29 @@ def _branch_sizes(
     return (count, size) if count else (0, 0)
 
 
-def fixed_widths(terms: Terms) -> list[int]:
+def fixed_widths(params: BatchParams) -> list[int]:
     """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
-    size = terms.block_width
-    return sorted({size, 2 * size, *([1] if terms.adapts_drafts and terms.is_all_exact else [])})
+    size = params.block_width
+    return sorted({size, 2 * size, *([1] if params.adapts_drafts and params.is_all_exact else [])})
 
 
-def row_widths(least: int, most: int, terms: Terms, *, is_fixed: bool) -> list[int]:
+def row_widths(least: int, most: int, params: BatchParams, *, is_fixed: bool) -> list[int]:
     """Return the tokens of a row that passes with padding may have: at least `least`, and of more than `most` none is of use.
     `is_fixed`: whether passes have few sizes."""
     if is_fixed:
-        return [each for each in fixed_widths(terms) if each >= least] or [least]
+        return [each for each in fixed_widths(params) if each >= least] or [least]
     return sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
 
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 
-def fixed_sizes(terms: Terms, queries: int) -> tuple[int, int, int]:
+def fixed_sizes(params: BatchParams, queries: int) -> tuple[int, int, int]:
     """Return sizes of which there are few: a row's tokens, the places of its block, the outputs that check a draft."""
-    size, queries = terms.block_width, next(each for each in fixed_widths(terms) if each >= queries)
+    size, queries = params.block_width, next(each for each in fixed_widths(params) if each >= queries)
     is_single = queries < size
-    width = 1 if is_single or terms.is_all_causal else size
-    return queries, width, 0 if is_single or not terms.has_exact else size - 1
+    width = 1 if is_single or params.is_all_causal else size
+    return queries, width, 0 if is_single or not params.has_exact else size - 1
 
 
 def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
@@ -229,16 +229,16 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
         positions = positions * is_real
 
     # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
-    of_block = [plan.of(each) for each in (state.block.positions, state.candidates(), state.terms.shifts)]  # [A, k]
-    if plan.width < state.terms.block_width:
+    of_block = [plan.of(each) for each in (state.block.positions, state.candidates(), state.params.shifts)]  # [A, k]
+    if plan.width < state.params.block_width:
         of_block = [each[:, : plan.width] for each in of_block]  # [A, w]
     target, wanted, shift = of_block
     source = target - shift
     if plan.checked > 0:
         checked = committed + state.columns[1 : plan.checked + 1]  # [A, m]
         is_draft = checked < block_start
-        if not state.terms.is_all_exact:
-            is_draft &= plan.of(state.terms.is_exact)[:, None]
+        if not state.params.is_all_exact:
+            is_draft &= plan.of(state.params.is_exact)[:, None]
         target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
         wanted = torch.cat([wanted, is_draft], dim=1)
     wanted = wanted & (source < end)
@@ -257,9 +257,9 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
     )
     if plan.branches:
         inputs = _with_branches(state, inputs)
-    facts = state.terms.facts
+    facts = state.params.facts
     if facts is not None and facts.noise_vocab_size is not None:  # there is no mask token to feed
-        noise = random_tokens(plan.of(state.terms.seeds), inputs.positions, vocab_size=facts.noise_vocab_size)
+        noise = random_tokens(plan.of(state.params.seeds), inputs.positions, vocab_size=facts.noise_vocab_size)
         inputs = replace(inputs, tokens=noise.where(inputs.tokens == NO_TOKEN, inputs.tokens))
     return inputs
 
@@ -268,16 +268,16 @@ def _with_branches(state: BatchState, inputs: ModelInput) -> ModelInput:
     """Return a feed with a branch at each of the first places of the rows' drafts, as many as its plan has."""
     plan = inputs.plan
     committed, limit, size = (
-        plan.of(each)[:, None] for each in (state.cache.committed, state.terms.limit, state.terms.block_size)
+        plan.of(each)[:, None] for each in (state.cache.committed, state.params.limit, state.params.block_size)
     )
     starts, offsets = committed + state.columns[1 : plan.branches + 1], state.columns[: plan.branch_size]
     is_there = starts < inputs.block_start[:, None]
-    is_there &= state.columns[: plan.branches] < plan.of(state.terms.branches)[:, None]
+    is_there &= state.columns[: plan.branches] < plan.of(state.params.branches)[:, None]
     if plan.is_prefill is not None:
         is_there &= ~plan.is_prefill[:, None]
     here = starts[..., None] + offsets  # [A, n, c]
     is_real = is_there[..., None] & (here < limit[..., None]) & (offsets < size[..., None])
-    shift = plan.of(state.terms.shifts)[:, None, : plan.branch_size]
+    shift = plan.of(state.params.shifts)[:, None, : plan.branch_size]
     outputs = plan.queries + state.columns[: plan.branched].view(plan.branches, -1) - shift
     positions = (here * is_real).flatten(1)
 
@@ -286,7 +286,7 @@ def _with_branches(state: BatchState, inputs: ModelInput) -> ModelInput:
 
     return replace(
         inputs,
-        tokens=more(inputs.tokens, torch.full_like(positions, state.terms.mask_token)),
+        tokens=more(inputs.tokens, torch.full_like(positions, state.params.mask_token)),
         positions=more(inputs.positions, positions),
         is_real=more(inputs.is_real, is_real),
         outputs=more(inputs.outputs, outputs),

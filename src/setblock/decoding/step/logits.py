@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, RowTerms
+from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, RequestParams
 from setblock.model.protocol.runtime import ModelInput
 
 
@@ -109,9 +109,9 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
     The state, unchanged since the feed was made, keeps the causal logits of a block's first token for later passes.
     """
     plan, size = inputs.plan, inputs.plan.width
-    if state.terms.mask_token != NO_TOKEN:
-        logits[..., state.terms.mask_token].fill_(-torch.inf)  # a mask is never an answer
-    best = most_likely(logits, in_pieces=not state.terms.waits)
+    if state.params.mask_token != NO_TOKEN:
+        logits[..., state.params.mask_token].fill_(-torch.inf)  # a mask is never an answer
+    best = most_likely(logits, in_pieces=not state.params.waits)
     if logits.dim() == 2:  # `best` was found in the wanted ones alone
         logits, best = inputs.spread(logits), MostLikely(inputs.spread(best.logits), inputs.spread(best.token_ids))
 
@@ -123,13 +123,13 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
     # 1. The block's first token may come from a causal logit of an earlier pass, unless all rows take it at once
     block_start = plan.of(state.block.start)
-    is_at_once = plan.fuses_commit and not plan.may_be_cut and not state.terms.has_sbd
-    if state.terms.first_is_causal is not None and not is_at_once:
+    is_at_once = plan.fuses_commit and not plan.may_be_cut and not state.params.has_sbd
+    if state.params.first_is_causal is not None and not is_at_once:
         if state.first_logits.shape[1] == 0:
             state.first_logits = logits.new_zeros((state.batch, logits.shape[-1]))
         fresh = inputs.wanted[:, 0] & (plan.of(state.cache.committed) < block_start)
         first = torch.where(fresh[:, None], logits[:, 0], plan.of(state.first_logits))  # [A, V]
-        logits[:, 0] = torch.where(plan.of(state.terms.first_is_causal)[:, None], first, logits[:, 0])
+        logits[:, 0] = torch.where(plan.of(state.params.first_is_causal)[:, None], first, logits[:, 0])
         state.first_logits = plan.put(first, state.first_logits)
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
@@ -138,7 +138,7 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
     if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
-            predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.terms.prompt_length)))
+            predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.params.prompt_length)))
         wanted = wanted & (predicts[:, None] | (state.columns[: wanted.shape[1]] >= size))
 
     # 3. From the A rows that took part to all B
@@ -218,9 +218,9 @@ class LogitRules:
         return given if logits is given.logits else given.with_logits(logits)
 
 
-def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.device) -> LogitRules:
+def logit_rules(params: Sequence[RequestParams], *, vocab_size: int, device: torch.device) -> LogitRules:
     """Return the rules of a batch of requests."""
-    settings, bias, is_end, first_end = [each.settings for each in terms], None, None, None
+    settings, bias, is_end, first_end = [each.settings for each in params], None, None, None
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
         for row, each in enumerate(settings):
@@ -230,10 +230,10 @@ def logit_rules(terms: Sequence[RowTerms], *, vocab_size: int, device: torch.dev
         bias = bias.to(device)
     if any(each.min_new_tokens for each in settings):
         is_end = torch.zeros((len(settings), vocab_size), dtype=torch.bool)
-        for row, of_row in enumerate(terms):
+        for row, of_row in enumerate(params):
             is_end[row, list(of_row.ends)] = True
         is_end = is_end.to(device)
-        first = [each.prompt_length + each.settings.min_new_tokens for each in terms]
+        first = [each.prompt_length + each.settings.min_new_tokens for each in params]
         first_end = torch.tensor(first, device=device)
     return LogitRules(bias, unless_all([each.repetition_penalty for each in settings], 1.0, device), is_end, first_end)
 
@@ -247,9 +247,9 @@ def _first_seen(state: BatchState, vocab_size: int) -> Tensor:
     """Return the position [B, V] at which each token first occurs. Revealed tokens of a block are seen by all of the
     block; but in exact rows not by its first position, where the token is next-token decoding's."""
     positions, start = state.columns.expand_as(state.tokens), state.block.start[:, None]
-    column = (positions - start).clamp(0, state.terms.block_width - 1)
+    column = (positions - start).clamp(0, state.params.block_width - 1)
     in_block = (positions >= start) & (positions < state.block.end[:, None]) & state.block.revealed.gather(1, column)
-    seen_from = start - 1 + state.terms.is_exact[:, None].long()
+    seen_from = start - 1 + state.params.is_exact[:, None].long()
     at = torch.where(positions < start, positions, torch.where(in_block, seen_from, NEVER))
     unseen = torch.full((state.batch, vocab_size), NEVER, device=at.device)
     return unseen.scatter_reduce(1, state.tokens.clamp(min=0), at, "amin")

@@ -87,16 +87,16 @@ def update(
     # 2. Reveal what the sampler says
     width = inputs.plan.width
     entropy, confidence = (each[:, :width] for each in reading.certainty)
-    revealed = state.block.revealed if width == state.terms.block_width else state.block.revealed[:, :width]
-    if width == 1 and not state.terms.has_sbd:  # one place of exact rows is next-token decoding's
+    revealed = state.block.revealed if width == state.params.block_width else state.block.revealed[:, :width]
+    if width == 1 and not state.params.has_sbd:  # one place of exact rows is next-token decoding's
         selection = Selection(reading.candidates)
     else:
         block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
         selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
     # 3. On to the next block, or to the end
     step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
-    if state.record is not None and state.terms.num_alternatives is not None:
-        _keep_logprobs(state.record, step, state.terms.num_alternatives)
+    if state.record is not None and state.params.num_alternatives is not None:
+        _keep_logprobs(state.record, step, state.params.num_alternatives)
     if policy.companions.listening:  # a stop string ends an answer, too
         policy.companions.hear(state)
     return step
@@ -129,10 +129,10 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
             predicted, usable = predicted | drafted, usable | drafted
     usable = predicted & usable
     broken = predicted != usable
-    if state.terms.is_all_exact:  # next-token decoding would have seen the first token's logits, not those of a draft
+    if state.params.is_all_exact:  # next-token decoding would have seen the first token's logits, not those of a draft
         broken = broken[:, :1]
-    elif state.terms.takes_next is not None:
-        broken = broken & (state.terms.takes_next[:, : given.width] | ~state.terms.is_exact[:, None])
+    elif state.params.takes_next is not None:
+        broken = broken & (state.params.takes_next[:, : given.width] | ~state.params.is_exact[:, None])
     state.answer.failed = state.answer.failed | broken.any(dim=1)
     candidates = usable.masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
@@ -140,7 +140,7 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
         plan=plan,
         given=given,
         block=shaped.block,
-        certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.terms.waits),
+        certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.params.waits),
         known=known,
         is_asked=predicted.any(dim=1),
         candidates=candidates,
@@ -160,7 +160,7 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
     candidates = reading.candidates & ~state.answer.finished[:, None]
     guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
     best = guided.logits.best.logits
-    of_block = certainty_of(guided.logits.logits, best, guided.candidates, in_tiles=not state.terms.waits)
+    of_block = certainty_of(guided.logits.logits, best, guided.candidates, in_tiles=not state.params.waits)
     whole = zip(of_block, reading.certainty, strict=True)
     certainty = Certainty(*(torch.cat([block, both[:, candidates.shape[1] :]], dim=1) for block, both in whole))
     return replace(reading, block=guided.logits, candidates=guided.candidates, certainty=certainty), guided
@@ -171,10 +171,10 @@ def write_pass(
 ) -> DecodingStep:
     """Reveal what a sampler says, and open the next block. In exact mode, also reveal each block's first token at once: it is
     next-token decoding's. Without a guided block, nothing here waits for the device."""
-    block, width, terms = reading.block, reading.candidates.shape[1], state.terms
+    block, width, params = reading.block, reading.candidates.shape[1], state.params
     reveal, changed = selection.reveal, selection.logits
-    if terms.takes_next is not None:
-        is_next = terms.takes_next[:, :width]
+    if params.takes_next is not None:
+        is_next = params.takes_next[:, :width]
         reveal = reveal | (reading.candidates & is_next)
         changed = None if changed is None else torch.where(is_next[..., None], block.logits, changed)
     block = block if changed is None else block.with_logits(changed)
@@ -186,16 +186,16 @@ def write_pass(
     if reading.plan.is_prefill is not None:
         is_asked = is_asked & ~reading.is_prefill
     state.block.passes = state.block.passes + is_asked
-    if guided is not None or terms.copies_drafts:  # the model may not have predicted what is forced or copied
+    if guided is not None or params.copies_drafts:  # the model may not have predicted what is forced or copied
         entropy = entropy.masked_fill(~reading.known, 0)
-    kinds = kinds_of(confidence[:, :width], terms.confidences) if terms.adapts_drafts else None
-    if width < terms.block_width:  # what is not fed may be copied
-        more = (0, terms.block_width - width)
+    kinds = kinds_of(confidence[:, :width], params.confidences) if params.adapts_drafts else None
+    if width < params.block_width:  # what is not fed may be copied
+        more = (0, params.block_width - width)
         chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
         entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
-    if terms.copies_drafts:
+    if params.copies_drafts:
         draft = Draft(chosen, reveal)
-        of_block = entropy[:, : terms.block_width]
+        of_block = entropy[:, : params.block_width]
         copied, copy_kinds = with_copies(state, draft, entropy=of_block, rows=reading.took_part)
         if guided is not None:
             copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
@@ -261,7 +261,7 @@ def _at_branch(
     """Return the logits of a pass with those of a branch as the block's, where a draft was wrong and there is one: the model's,
     those that tokens are chosen from, and [B, w] bool, which places of the block the branch predicts. What is not finite there
     drafts nothing."""
-    rows = check.rejected & ~check.failed & (check.first_wrong < state.terms.branches.clamp(max=plan.branches))
+    rows = check.rejected & ~check.failed & (check.first_wrong < state.params.branches.clamp(max=plan.branches))
     branch = given.branch(check.first_wrong.clamp(max=plan.branches - 1), size=plan.branch_size)
     ruled = rules.apply(state, branch)
     drafted = pad(branch.known & ruled.is_finite & rows[:, None], (0, given.width - plan.branch_size))

@@ -19,7 +19,7 @@ from setblock.decoding.companions.companion import Accompanied
 from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
-from setblock.decoding.state.state import BatchState, RowTerms
+from setblock.decoding.state.state import BatchState, RequestParams
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
@@ -68,16 +68,16 @@ class BlockSlots:
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
         settings = decided(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.facts)
-        terms = RowTerms(
+        params = RequestParams(
             settings=settings,
             block_size=settings.block_size or 1,
             prompt_length=prompt_length,
             limit=limit,
             ends=tuple(each for each in ends if each in own),
         )
-        state = open_state([written], [terms], facts=self.facts, device=self.device, records=False)
-        companions = Accompanied([each.companion(terms, vocab_size=self.vocab_size) for each in settings.companions])
-        policy = Policy([terms], [companions], vocab_size=self.vocab_size, device=self.device)
+        state = open_state([written], [params], facts=self.facts, device=self.device, records=False)
+        companions = Accompanied([each.companion(params, vocab_size=self.vocab_size) for each in settings.companions])
+        policy = Policy([params], [companions], vocab_size=self.vocab_size, device=self.device)
         policy.companions.hear(state)
         self._batch = [_joined([*self._batch, (state, policy)])]
         self._slots.append(slot)
@@ -153,8 +153,8 @@ class BlockSlots:
             ends=torch.where(is_prefill, whole, torch.minimum(whole, state.cache.committed[rows] + fed)),
             is_prefill=is_prefill,
             queries=self.width,
-            width=state.terms.block_width,
-            checked=state.terms.block_width - 1 if state.terms.has_exact else 0,
+            width=state.params.block_width,
+            checked=state.params.block_width - 1 if state.params.has_exact else 0,
             visible=state.tokens.shape[1],
             fuses_commit=fuses_commit,
             causal_block=self.facts.causal_block,
@@ -166,7 +166,7 @@ class BlockSlots:
 def _joined(parts: Sequence[tuple[BatchState, Policy]], rows: Sequence[int] | None = None) -> tuple[BatchState, Policy]:
     """Return the rows of several parts in one, or `rows` of all these."""
     state = joined([state for state, _ in parts], rows)
-    return state, Policy.joined([policy for _, policy in parts], state.terms.rows, rows)
+    return state, Policy.joined([policy for _, policy in parts], state.params.rows, rows)
 
 
 def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
@@ -178,4 +178,4 @@ def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
 def _filled(tokens: Tensor, state: BatchState, plan: PassPlan, *, where: Tensor) -> Tensor:
     """Return `tokens` [A, w] with what such requests, `where` [A] bool, are given, so that they end: an end-of-text if there is
     any, and anything up to the limit if not."""
-    return torch.where(where[:, None], plan.of(state.terms.ends[:, :1].clamp(min=0)), tokens)
+    return torch.where(where[:, None], plan.of(state.params.ends[:, :1].clamp(min=0)), tokens)
