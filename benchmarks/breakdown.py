@@ -29,8 +29,8 @@ from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tables import markdown
 from measuring.timing import synchronise
 from setblock.decoding import rows, samplers
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import Rows
+from setblock.decoding.batch import Batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step import update as loop
@@ -45,7 +45,7 @@ MODEL = (PRODUCTS, OTHERS)
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.
 PARTS: dict[str, tuple[Any, str]] = {
     OTHERS: (forward, "logits_at"),
-    "plan of the pass": (Rows, "spans"),
+    "plan of the pass": (Batch, "spans"),
     "inputs": (rows, "prepare_inputs"),
     "mask, logits' places": (forward.PaddedRunner, "logits"),
     "reading the logits": (loop, "read_logits"),
@@ -91,7 +91,7 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
     )
     timed: list[dict[str, float]] = []
     for round_ in range(1 + options.rounds):
-        batch = open_batch(sbd, [prompt], [settings])
+        batch = static_batch(sbd, [prompt], [settings])
         seconds: dict[str, float] = {}
         with timing(seconds, sbd):
             steps = batch.steps()
@@ -132,10 +132,10 @@ def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dic
         settings: with a sampler of this package; others are checked in each pass, and waited for.
     """
     with as_on_an_accelerator():
-        batch = open_batch(sbd, [prompt], [settings])
+        batch = static_batch(sbd, [prompt], [settings])
         with Operations(sbd.model) as operations, Synchronisations() as waits:
             batch.run()
-        streamed = open_batch(sbd, [prompt], [settings])
+        streamed = static_batch(sbd, [prompt], [settings])
         with Synchronisations() as streaming:
             for step in streamed.steps():
                 streamed.new_texts(streamed.news(step))

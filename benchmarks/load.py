@@ -37,7 +37,7 @@ from measuring.tables import markdown
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import encode_prompt
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline import limits_for
@@ -216,7 +216,7 @@ class Way:
         """Do what `generate_batch` does, and yield the number of tokens after each pass."""
         for first in range(0, len(prompts), BATCH):
             together, before = prompts[first : first + BATCH], self.tokens
-            batch = open_batch(model, together, [settings] * len(together))
+            batch = static_batch(model, together, [settings] * len(together))
             start = int(batch.state.answer.end.sum())
             for _ in batch.steps():
                 yield before + int(batch.state.answer.end.sum()) - start

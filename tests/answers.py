@@ -11,17 +11,17 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
 
 
-def decoded(sbd: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> OpenBatch:
+def decoded(sbd: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]) -> StaticBatch:
     """The batch after its last step."""
-    batch = open_batch(sbd, prompts, settings)
+    batch = static_batch(sbd, prompts, settings)
     for _ in batch.steps():
         pass
     return batch

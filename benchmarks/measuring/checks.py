@@ -13,7 +13,7 @@ import setblock
 import training_step
 from measuring.contenders import ours, transformers
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model, random_prompt
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.training.loss.forward import training_loss
@@ -113,7 +113,7 @@ def rows_are_alone(size: str, *, tokens: int) -> dict[str, Any]:
     prompts = [random_prompt(sbd, 3 + 7 * i) for i in range(len(settings))]
 
     def answers(prompts: list[list[int]], settings: list[DecodingSettings]) -> list[list[int]]:
-        batch = open_batch(sbd, prompts, settings)
+        batch = static_batch(sbd, prompts, settings)
         for _ in batch.steps():
             pass
         return [batch.state.answer_of(row).tolist() for row in range(len(prompts))]

@@ -14,7 +14,7 @@ import gguf
 
 from measuring.plain import transformers_answer
 from measuring.timing import synchronise
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.export.gguf_file import WeightType, model_file
 from setblock.model.protocol.runtime import LanguageModel
@@ -58,7 +58,7 @@ def ours(name: str, model: LanguageModel, settings: DecodingSettings) -> Contend
 def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings) -> Answer:
     """Decode with everything that belongs to decoding except the text."""
     started = time.perf_counter()
-    batch = open_batch(model, [prompt], [settings])
+    batch = static_batch(model, [prompt], [settings])
     prefill = 0.0
     for step in batch.steps():
         if bool(step.reading.is_prefill.all()):

@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicCache
 
 from measuring.hardware import DEVICE
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.inputs import next_schedules, plan_pass, prepare_inputs
@@ -128,14 +128,14 @@ def opened(
     prompt: int,
     cached: int | None = None,
     cache: SlotCache | None = None,
-) -> OpenBatch:
+) -> StaticBatch:
     """Return `batch` equal requests whose first `cached` positions are in the cache already, as noise. All but the
     prompt's last by default: what the loop then takes for its prefill is a pass over one token.
 
     Args:
         cache: a `noisy_cache` to use, which others may use in turns: what is before `cached` in it is only read.
     """
-    opened = open_batch(sbd, [random_prompt(sbd, prompt)] * batch, [settings] * batch)
+    opened = static_batch(sbd, [random_prompt(sbd, prompt)] * batch, [settings] * batch)
     cached = prompt - 1 if cached is None else cached
     assert isinstance(opened.runner, PaddedRunner)
     opened.runner.cache = cache or noisy_cache(sbd, batch=batch, cached=cached, capacity=opened.runner.cache.capacity)

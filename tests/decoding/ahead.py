@@ -6,8 +6,8 @@ import pytest
 
 from answers import assert_same
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.runtime import LanguageModel
 
@@ -17,11 +17,11 @@ def assert_ahead_is_the_same(
     prompts: Sequence[Sequence[int]],
     settings: Sequence[DecodingSettings],
     *,
-    expected: OpenBatch,
+    expected: StaticBatch,
 ) -> None:
     """The answers, and the passes that reveal them, are those of a batch that was decoded by `steps`."""
     with as_on_an_accelerator():
-        ahead = open_batch(model, prompts, settings)
+        ahead = static_batch(model, prompts, settings)
         assert ahead._can_run_ahead
         ahead.run()
     for row in range(len(prompts)):

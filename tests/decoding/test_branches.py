@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import MODES, tiny_sbd
 from naive import full_logits, naive_exact
-from setblock.decoding.generate import generate_batch, open_batch
+from setblock.decoding.generate import generate_batch, static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
@@ -70,7 +70,7 @@ def test_what_each_pass_checks_was_drafted_in_the_pass_before(
     sbd = model(trained_tokenizer, "llama", "unshifted")
     sbd.end_of_text_ids = ()
     each = replace(EXACT, drafts=drafts, branches=5, max_new_tokens=40, sampler=EntropyBounded(float("inf")))
-    batch = open_batch(sbd, prompts[:1], [each])
+    batch = static_batch(sbd, prompts[:1], [each])
     checked = [step.reading.check for step in batch.steps()]
     assert all(
         check is not None for check in checked[2:-1]
@@ -83,5 +83,5 @@ def test_a_compiled_or_paged_pass_has_no_branches(
 ) -> None:
     sbd = model(trained_tokenizer, "llama", "shifted")
     assert sbd.paged_runner(pages=4, page_tokens=16, rows=2).branched == 0
-    assert open_batch(sbd, prompts[:1], [replace(EXACT, branches=2)]).runner.branched == 12
-    assert open_batch(sbd, prompts[:1], [EXACT]).runner.branched == 0
+    assert static_batch(sbd, prompts[:1], [replace(EXACT, branches=2)]).runner.branched == 12
+    assert static_batch(sbd, prompts[:1], [EXACT]).runner.branched == 0

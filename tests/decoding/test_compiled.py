@@ -19,7 +19,7 @@ from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import as_on_an_accelerator
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.generate import generate_batch, open_batch
+from setblock.decoding.generate import generate_batch, static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.joining import open_state
@@ -143,12 +143,12 @@ def test_another_prompt_length_batch_or_bound_compiles_nothing_anew(
     sbd.compile(backend=backend)
     settings = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=8, max_new_tokens=40)
     for tokens in (40, 6):  # passes over two blocks, and over what is left for one
-        open_batch(sbd, [[5] * 9] * 4, [replace(settings, max_new_tokens=tokens)] * 4).run()
+        static_batch(sbd, [[5] * 9] * 4, [replace(settings, max_new_tokens=tokens)] * 4).run()
     first = len(graphs)
     assert 3 < first <= GRAPHS[method]
     for rows, length, gamma, tokens in ((4, 9, 1.0, 40), (3, 30, 4.0, 40), (3, 70, 0.0, 33)):
         each = replace(settings, sampler=EntropyBounded(gamma), max_new_tokens=tokens)
-        open_batch(sbd, [[5] * length] * rows, [each] * rows).run()
+        static_batch(sbd, [[5] * length] * rows, [each] * rows).run()
     assert len(graphs) == first
 
     compiled = sbd.compiled
@@ -163,7 +163,7 @@ def test_another_prompt_length_batch_or_bound_compiles_nothing_anew(
         return run
 
     with as_on_an_accelerator(), patch.object(compiled, "function", hidden):
-        batch = open_batch(sbd, [[5] * 9] * 3, [settings] * 3)
+        batch = static_batch(sbd, [[5] * 9] * 3, [settings] * 3)
         steps = batch.steps()
         next(steps)
         with Operations(sbd.model) as operations:
@@ -224,7 +224,7 @@ def test_rows_that_fill_a_batch_up_leave_the_first_ones_text_alone() -> None:
     sbd = reciting(tokenizer, [*tokenizer(text).input_ids, tokenizer.eos_token_id], after=len(prompt))
     sbd.compile(backend="eager")
     settings = DecodingSettings(method="ntp", max_new_tokens=60)
-    batch = open_batch(sbd, [prompt] * 3, [settings] * 3)
+    batch = static_batch(sbd, [prompt] * 3, [settings] * 3)
     assert batch.state.batch == 4
     texts = [""] * 3
     for step in batch.steps():

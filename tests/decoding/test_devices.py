@@ -13,7 +13,7 @@ import setblock
 from families import tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
 from setblock import devices
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.devices import HostCopy
 from setblock.errors import SetBlockError
@@ -41,7 +41,7 @@ def test_nothing_is_computed_in_float64(trained_tokenizer: PreTrainedTokenizerBa
         DecodingSettings(method=method, max_new_tokens=9, temperature=0.8, logprobs=2, min_p=0.01) for method in METHODS
     ]
     with as_on_an_accelerator(), Types() as types:
-        batch = open_batch(sbd, prompts, settings)  # type: ignore[arg-type]
+        batch = static_batch(sbd, prompts, settings)  # type: ignore[arg-type]
         for step in batch.steps():
             batch.new_texts(batch.news(step))
     assert batch.generation(0).num_tokens
@@ -78,7 +78,7 @@ def test_a_pass_runs_on_the_models_own_device(
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
     calls: list[list[torch.device]] = []
     sbd.model.register_forward_pre_hook(lambda *_: calls.append([*inside]))
-    batch = open_batch(sbd, prompts[:1], [DecodingSettings(method="exact", max_new_tokens=5)])
+    batch = static_batch(sbd, prompts[:1], [DecodingSettings(method="exact", max_new_tokens=5)])
     for step in batch.steps():
         batch.news(step)
     assert calls

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, answers
 from families import MODES, tiny_sbd
 from naive import full_logits, naive_decode
-from setblock.decoding.generate import open_batch, stream
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("longest_drafts")
 K = 8
 
 
-def decode(sbd: SBDModel, prompt: list[int], sampler: InOrder, **settings: int) -> tuple[OpenBatch, list]:
-    batch = open_batch(sbd, [prompt], [DecodingSettings(method="sbd", block_size=K, sampler=sampler, **settings)])
+def decode(sbd: SBDModel, prompt: list[int], sampler: InOrder, **settings: int) -> tuple[StaticBatch, list]:
+    batch = static_batch(sbd, [prompt], [DecodingSettings(method="sbd", block_size=K, sampler=sampler, **settings)])
     return batch, list(batch.steps())
 
 
@@ -162,7 +162,7 @@ def test_an_end_of_text_in_a_wrong_draft_ends_nothing(
     sbd = tiny_sbd("llama", trained_tokenizer)
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method="exact", block_size=K, max_new_tokens=2 * K, sampler=EntropyBounded(math.inf))
-    batch = open_batch(sbd, prompts[1:2], [settings])
+    batch = static_batch(sbd, prompts[1:2], [settings])
     steps = list(batch.steps())
     answer = batch.generation(0).token_ids
     drafted = next(step for step in steps[1:] if bool(step.revealed[0, at]))

@@ -10,7 +10,7 @@ import answers
 from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
 from naive import full_logits, naive_decode
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.usefixtures("longest_drafts")
 SAMPLER = EntropyBounded(4.0)  # several tokens a pass, but not whole blocks, on these models
 
 
-def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> OpenBatch:
+def decoded(sbd: SBDModel, prompts: list[list[int]], settings: list[DecodingSettings]) -> StaticBatch:
     return answers.decoded(sbd, prompts, [replace(each, sampler=SAMPLER) for each in settings])
 
 
 def assert_equals_naive(
-    sbd: SBDModel, prompt: list[int], settings: DecodingSettings, batch: OpenBatch, row: int
+    sbd: SBDModel, prompt: list[int], settings: DecodingSettings, batch: StaticBatch, row: int
 ) -> None:
     token_ids, passes = naive_decode(sbd, prompt, settings, sampler=SAMPLER, forward=full_logits)
     generation = batch.generation(row)
@@ -34,7 +34,7 @@ def assert_equals_naive(
     assert generation.passes.prefill == 1
 
 
-def assert_committed_is_exact(sbd: SBDModel, batch: OpenBatch) -> None:
+def assert_committed_is_exact(sbd: SBDModel, batch: StaticBatch) -> None:
     """The cache holds what a plain causal pass over the same tokens would have left."""
     for row in range(batch.state.batch):
         committed = int(batch.state.cache.committed[row])

@@ -18,7 +18,7 @@ from families import CONTEXT, MODES, tiny_model, tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
 from running import Log
 from setblock.decoding.answer.generation import PassCounts
-from setblock.decoding.generate import generate, generate_batch, open_batch, stream
+from setblock.decoding.generate import generate, generate_batch, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
@@ -57,7 +57,7 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
     }
     for sampler, expected in cases.items():
         settings = DecodingSettings(method="sbd", block_size=8, max_new_tokens=20, sampler=sampler)
-        batch = open_batch(sbd, prompts[:1], [settings])
+        batch = static_batch(sbd, prompts[:1], [settings])
         steps = list(batch.steps())
         counts = batch.generation(0).passes
         assert counts == expected
@@ -76,7 +76,7 @@ def test_forward_passes_are_as_wide_as_they_should_be(
     sbd.model.register_forward_pre_hook(lambda m, a, kw: fed.append(tuple(kw["input_ids"].shape)), with_kwargs=True)
     # The last hook sees what the one that gathers positions has left.
     sbd.model.lm_head.register_forward_hook(lambda m, args, output: read.append(output.shape[1]))
-    batch = open_batch(
+    batch = static_batch(
         sbd,
         prompts[:1],
         [DecodingSettings(method="sbd", block_size=block_size, max_new_tokens=tokens, sampler=WHOLE_BLOCK)],
@@ -92,7 +92,7 @@ def test_forward_passes_are_as_wide_as_they_should_be(
 
 def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int]]) -> None:
     settings = DecodingSettings(method="sbd", block_size=8, sampler=EntropyBounded(4.0))
-    batch = open_batch(sbd, prompts, [replace(settings, max_new_tokens=n) for n in (5, 20, 12)])
+    batch = static_batch(sbd, prompts, [replace(settings, max_new_tokens=n) for n in (5, 20, 12)])
     steps, ended = [], []
     for step in batch.steps():
         steps.append(step)
@@ -213,20 +213,20 @@ def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBD
 )
 def test_requests_that_do_not_fit(sbd: SBDModel, prompt: list[int], settings: DecodingSettings, message: str) -> None:
     with pytest.raises(SetBlockError, match=message):
-        open_batch(sbd, [prompt], [settings])
+        static_batch(sbd, [prompt], [settings])
 
 
 def test_blocks_need_a_mask_token(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     with pytest.raises(SetBlockError, match="no mask token: use method 'exact' or 'ntp'"):
-        open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
+        static_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
 
 
 def test_block_size_defaults_to_what_was_trained(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     for trained, expected in (((2, 5), 5), (range(2, 40), 16)):
         sbd.prepare_for_training(block_sizes=trained, logit_shift=False)
-        batch = open_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
+        batch = static_batch(sbd, [[5, 6]], [DecodingSettings(method="sbd")])
         assert int(batch.state.params.block_size[0]) == expected
 
 
@@ -238,7 +238,7 @@ def test_a_copy_may_be_longer_than_a_trained_block_where_its_length_is_decided(
 ) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     sbd.prepare_for_training(block_sizes=(2, 5), logit_shift=False)
-    batch = open_batch(sbd, [[5, 6]], [DecodingSettings(prompt_lookup=lookup, drafts=drafts)])
+    batch = static_batch(sbd, [[5, 6]], [DecodingSettings(prompt_lookup=lookup, drafts=drafts)])
     assert int(batch.state.params.block_size[0]) == expected
 
 
@@ -364,7 +364,7 @@ def test_a_list_of_settings_has_one_for_each_prompt(sbd: SBDModel, count: int) -
     with pytest.raises(ParameterError, match=f"^settings must be one .* for each of the 2 prompts, not {count}$"):
         generate_batch(sbd, prompts, settings=settings, raw=True)
     with pytest.raises(ParameterError, match=f"^settings must be one .* for each of the 2 prompts, not {count}$"):
-        open_batch(sbd, [[5, 6], [7]], settings)
+        static_batch(sbd, [[5, 6], [7]], settings)
 
 
 @pytest.mark.parametrize("prompts", [None, 5, {"role": "user", "content": "Tom has"}])

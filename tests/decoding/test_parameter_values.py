@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_sbd
-from setblock.decoding.generate import generate, generate_batch, open_batch
+from setblock.decoding.generate import generate, generate_batch, static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
@@ -105,7 +105,7 @@ def test_token_ids_outside_the_vocabulary(
 ) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer)
     with pytest.raises(ParameterError, match=f"token ids of {name} must be between 0 and 299, not"):
-        open_batch(sbd, prompts[:1], [DecodingSettings(**{name: token_ids})])
+        static_batch(sbd, prompts[:1], [DecodingSettings(**{name: token_ids})])
 
 
 def test_numbers_and_sequences_of_other_types(

@@ -21,7 +21,7 @@ from transformers import (
 from answers import answers, decoded
 from families import MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
@@ -233,7 +233,7 @@ def test_banning_everything_is_an_error(trained_tokenizer: PreTrainedTokenizerBa
         ({"banned_tokens": most[1:], "min_new_tokens": 1, "stop_token_ids": most[:1]}, "that does not end the answer"),
     ):
         with pytest.raises(ParameterError, match=message) as error:
-            open_batch(sbd, prompts[:1], [DecodingSettings(**fields)])
+            static_batch(sbd, prompts[:1], [DecodingSettings(**fields)])
         assert "\n" not in str(error.value)
     alone = answers(sbd, prompts[:1], [DecodingSettings(method="sbd", banned_tokens=most, max_new_tokens=9)])[0]
     assert alone.token_ids == [0]

@@ -12,8 +12,8 @@ from decoding.ahead import assert_ahead_is_the_same
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.step.inputs import schedules_ahead
@@ -40,7 +40,7 @@ def test_a_pass_is_few_operations_and_waits_for_nothing(
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     sbd.end_of_text_ids = ()
     with as_on_an_accelerator():
-        batch = open_batch(sbd, prompts[:rows], [SETTINGS[name]] * rows)
+        batch = static_batch(sbd, prompts[:rows], [SETTINGS[name]] * rows)
         with Operations(sbd.model) as operations, Synchronisations() as waits:
             batch.run()
     passes = operations.passes
@@ -55,7 +55,7 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     sbd.end_of_text_ids = ()
     with as_on_an_accelerator():
-        batch = open_batch(sbd, prompts[:1], [SETTINGS[name]])
+        batch = static_batch(sbd, prompts[:1], [SETTINGS[name]])
         passes = 0
         with Synchronisations() as waits:
             for step in batch.steps():
@@ -94,7 +94,7 @@ def test_what_is_fed_ahead_bounds_what_a_pass_needs(
         max_new_tokens=33,
     )
     repeated = [3, 4] * 10  # which is copied
-    batch: OpenBatch = open_batch(sbd, [*prompts, repeated], [settings] * (1 + len(prompts)))
+    batch: StaticBatch = static_batch(sbd, [*prompts, repeated], [settings] * (1 + len(prompts)))
     before = batch.schedules(batch.runner)
     for _ in batch.steps():
         bounds, before = schedules_ahead(before, batch.state.params.rows), batch.schedules(batch.runner)

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import RequestParams
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("longest_drafts")
 LENGTHS = (3, 40, 17, 64)
 
 
-def decoded(batch: OpenBatch) -> tuple[list[int], list[int]]:
+def decoded(batch: StaticBatch) -> tuple[list[int], list[int]]:
     """How many tokens each row was fed in the passes over prompts, at most; and in those after them."""
     of_prompts, later = [0], [0]
     logits = batch.runner.logits
@@ -53,7 +53,7 @@ def test_the_answer_does_not_depend_on_the_parts(
     whole = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=5, branches=0, max_new_tokens=24)
     parts = replace(whole, prefill_chunk=chunk)
     with as_on_an_accelerator() if runs_ahead else nullcontext():
-        expected, found = (open_batch(sbd, prompts, [each] * len(prompts)) for each in (whole, parts))
+        expected, found = (static_batch(sbd, prompts, [each] * len(prompts)) for each in (whole, parts))
         expected.run()
         of_prompts, later = decoded(found)
     assert max(of_prompts) <= max(chunk, 10)  # two blocks may be beside the last parts
@@ -69,7 +69,7 @@ def test_the_answer_does_not_depend_on_the_parts(
 def test_long_prompts_are_fed_in_parts_by_default(tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", max_position_embeddings=2048)
     settings = DecodingSettings(method="ntp", max_new_tokens=2)
-    batch = open_batch(sbd, [[5] * 1200, [6] * 512], [settings] * 2)
+    batch = static_batch(sbd, [[5] * 1200, [6] * 512], [settings] * 2)
     of_prompts, _ = decoded(batch)
     assert of_prompts == [0, 512, 512, 176]
     assert [batch.generation(row).passes.prefill for row in range(2)] == [3, 1]
@@ -119,11 +119,11 @@ def test_a_batch_pads_no_short_prompt_to_a_long_one(tokenizer: PreTrainedTokeniz
         [2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate((9, 300, 290, 11))
     ]
     settings = [DecodingSettings(max_new_tokens=8)] * len(prompts)
-    batch = open_batch(sbd, prompts, settings)
+    batch = static_batch(sbd, prompts, settings)
     of_prompts, _ = decoded(batch)
     assert of_prompts == [0, 300, 11]
     for row, prompt in enumerate(prompts):
-        alone = open_batch(sbd, [prompt], settings[:1])
+        alone = static_batch(sbd, [prompt], settings[:1])
         alone.run()
         assert batch.generation(row).token_ids == alone.generation(0).token_ids
         assert batch.generation(row).passes.prefill == 1
@@ -140,7 +140,7 @@ def test_a_batch_that_runs_ahead_feeds_whole_blocks_behind_prompts_in_several_pa
 
     def passes(settings: DecodingSettings) -> list[int]:
         with as_on_an_accelerator():
-            batch = open_batch(sbd, prompts, [settings] * 2)
+            batch = static_batch(sbd, prompts, [settings] * 2)
             assert batch._can_run_ahead
             batch.run()
         assert all(int(each) == settings.block_size for each in batch.state.block.fed_size)

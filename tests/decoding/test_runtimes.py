@@ -19,7 +19,7 @@ from answers import answers, assert_same
 from families import MODES, tiny_sbd
 from naive import naive_decode, naive_exact
 from running import Log
-from setblock.decoding.generate import generate, generate_batch, open_batch, stream
+from setblock.decoding.generate import generate, generate_batch, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded, FixedCount, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
@@ -190,7 +190,7 @@ def test_separate_commits_change_nothing_but_the_passes(
     settings = settings_of(method)
     for prompt, each in zip([prompts[n % 3] for n in range(len(settings))], settings, strict=True):
         fused, separate = (naive_model(trained_tokenizer, mode, fuses_commit=fuses) for fuses in (True, False))
-        batch, (ours,) = open_batch(fused, [prompt], [each]), answers(separate, [prompt], [each])
+        batch, (ours,) = static_batch(fused, [prompt], [each]), answers(separate, [prompt], [each])
         both = 0
         for step in batch.steps():
             goes_on = bool(step.revealed[0].any()) or not bool(batch.state.answer.finished[0])
@@ -214,7 +214,7 @@ def test_sbd_models_too_may_commit_in_passes_of_their_own(
     for method in ("sbd", "exact", "ntp"):
         settings = settings_of(method)
         rows = [prompts[n % 3] for n in range(len(settings))]
-        batch = open_batch(sbd, rows, settings)
+        batch = static_batch(sbd, rows, settings)
         batch.runner.fuses_commit = False  # type: ignore[misc]
         for _ in batch.steps():
             pass

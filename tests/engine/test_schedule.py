@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from setblock.engine.schedule import schedule
 from setblock.model.protocol.runtime import RowSchedule
 
-Rows = tuple[list[RowSchedule], list[int]]
+Batch = tuple[list[RowSchedule], list[int]]
 """What each is fed by a full pass, and when it was served."""
 
 
 @st.composite
-def waiting(draw: st.DrawFn) -> Rows:
+def waiting(draw: st.DrawFn) -> Batch:
     schedules, served = [], []
     for _ in range(draw(st.integers(1, 12))):
         is_prefill, start = draw(st.booleans()), draw(st.integers(0, 50))
@@ -21,7 +21,7 @@ def waiting(draw: st.DrawFn) -> Rows:
     return schedules, served
 
 
-def given_tokens(rows: Rows, budget: int) -> list[int]:
+def given_tokens(rows: Batch, budget: int) -> list[int]:
     schedules, served = rows
     found = schedule(schedules, budget, served=served)
     for scheduled, cut in zip(schedules, found, strict=True):
@@ -34,7 +34,7 @@ def given_tokens(rows: Rows, budget: int) -> list[int]:
 
 
 @given(waiting(), st.integers(32, 600))
-def test_a_pass_is_within_its_budget_and_blocks_are_whole(rows: Rows, budget: int) -> None:
+def test_a_pass_is_within_its_budget_and_blocks_are_whole(rows: Batch, budget: int) -> None:
     found = given_tokens(rows, budget)
     assert 0 < sum(found) <= budget
     for scheduled, tokens in zip(rows[0], found, strict=True):
@@ -43,7 +43,7 @@ def test_a_pass_is_within_its_budget_and_blocks_are_whole(rows: Rows, budget: in
 
 
 @given(waiting(), st.integers(32, 600))
-def test_nothing_waits_that_has_room(rows: Rows, budget: int) -> None:
+def test_nothing_waits_that_has_room(rows: Batch, budget: int) -> None:
     found = given_tokens(rows, budget)
     left = budget - sum(found)
     for scheduled, tokens in zip(rows[0], found, strict=True):
@@ -54,7 +54,7 @@ def test_nothing_waits_that_has_room(rows: Rows, budget: int) -> None:
 
 
 @given(waiting(), st.integers(32, 600))
-def test_each_kind_has_half_if_it_needs_it(rows: Rows, budget: int) -> None:
+def test_each_kind_has_half_if_it_needs_it(rows: Batch, budget: int) -> None:
     found = given_tokens(rows, budget)
     for is_prefill in (True, False):
         of_kind = [
@@ -68,7 +68,7 @@ def test_each_kind_has_half_if_it_needs_it(rows: Rows, budget: int) -> None:
 
 
 @given(waiting(), st.integers(1, 600))
-def test_every_request_gets_on_within_as_many_passes_as_there_are_requests(rows: Rows, budget: int) -> None:
+def test_every_request_gets_on_within_as_many_passes_as_there_are_requests(rows: Batch, budget: int) -> None:
     """Though all the others always want more."""
     schedules, served = rows
     for number in range(10, 10 + len(schedules)):

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from family_sweep.outcome import WrongError
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
@@ -47,7 +47,7 @@ def expected(
 
 def decoded(sbd: SBDModel, prompts: Sequence[Sequence[int]], each: DecodingSettings) -> list[list[int]]:
     """The answers of one batch."""
-    batch = open_batch(sbd, prompts, [each] * len(prompts))
+    batch = static_batch(sbd, prompts, [each] * len(prompts))
     for _ in batch.steps():
         pass
     return [batch.generation(row).token_ids for row in range(len(prompts))]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from naive import full_logits
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.parameters import width_of
 from setblock.integrations.vllm.slots import BlockSlots
@@ -130,7 +130,7 @@ def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) ->
     """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own unless blocks are
     causal, and one more at the end where the last tokens were never committed."""
     assert model.facts is not None
-    batch = open_batch(model, [prompt], [replace(settings, drafts="fixed")])
+    batch = static_batch(model, [prompt], [replace(settings, drafts="fixed")])
     batch.runner.fuses_commit = model.facts.causal_block  # type: ignore[misc]
     passes = sum(not step.reading.is_prefill for step in batch.steps())
     state = batch.state

@@ -1,4 +1,4 @@
-"""Generate at three levels: steps (`open_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
+"""Generate at three levels: steps (`static_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.news import RowNews
 from setblock.decoding.answer.text import Prompt, encode_prompt
-from setblock.decoding.rows import OpenBatch, Rows
+from setblock.decoding.batch import Batch, StaticBatch
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.checks import check_count, check_rows
 from setblock.decoding.settings.table import DecodingSettings
@@ -37,18 +37,18 @@ class StreamChunk:
         return self.text
 
 
-def open_batch(
+def static_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
-) -> OpenBatch:
+) -> StaticBatch:
     """Check requests as `check_rows` does, and lay out their batch. Rows may differ in everything; each is one answer."""
-    rows = Rows.opened(check_rows(model, prompts, settings))
+    rows = Batch.opened(check_rows(model, prompts, settings))
     longest, count = max(params.limit for params in rows.state.params.rows), len(prompts)
     branched = max(each.branches * each.block_size for each in rows.state.params.rows)
     runner = model.runner(rows=count, capacity=longest, branched=branched)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
         rows = rows.filled_up(size)
         runner = model.runner(rows=size, capacity=longest)
-    return OpenBatch(**vars(rows), runner=runner)
+    return StaticBatch(**vars(rows), runner=runner)
 
 
 def stream(
@@ -140,7 +140,7 @@ def generate_batch(
     ]
     if not rows:
         return []
-    batch = open_batch(model, [prompt for prompt, _ in rows], [each for _, each in rows])
+    batch = static_batch(model, [prompt for prompt, _ in rows], [each for _, each in rows])
     batch.run()
     return [batch.generation(row) for row in range(len(rows))]
 
@@ -159,12 +159,12 @@ def _opened(
     *,
     raw: bool,
     chat_template_kwargs: Mapping[str, Any] | None,
-) -> OpenBatch:
+) -> StaticBatch:
     if settings.n != 1:
         raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
     model = loaded(model)
     token_ids = encode_prompt(model.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    return open_batch(model, [token_ids], [settings])
+    return static_batch(model, [token_ids], [settings])
 
 
 def _without_failure(generation: Generation) -> Generation:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from setblock.decoding.batch import Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
-from setblock.decoding.rows import Rows
 from setblock.decoding.settings.checks import check_rows
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
@@ -39,7 +39,7 @@ class Engine:
         self._jobs: dict[str, Job] = {}  # all that are not finished
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
-        self._rows: Rows  # of those that run, in the same order, while there are any
+        self._batch: Batch  # of those that run, in the same order, while there are any
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
         self._counts = Counter[str]()  # of the figures that count what was done
@@ -109,7 +109,7 @@ class Engine:
         progress, leaving = [], []
         for job in [self._jobs[request_id] for request_id in self._cancelled]:
             if job in self._running:
-                rows, row = self._rows, self._running.index(job)
+                rows, row = self._batch, self._running.index(job)
                 leaving.append(row)
             else:
                 rows, row = job.opened(), 0
@@ -131,8 +131,8 @@ class Engine:
             joining.append(self._waiting.popleft())
         if not joining:
             return
-        rows = [self._rows] if self._running else []
-        self._rows = Rows.joined([*rows, *(job.opened() for job in joining)])
+        rows = [self._batch] if self._running else []
+        self._batch = Batch.joined([*rows, *(job.opened() for job in joining)])
         for job in joining:
             job.rows = None
         self._running += joining
@@ -161,9 +161,9 @@ class Engine:
         staying = [row for row in range(len(self._running)) if row not in set(rows)]
         self._running = [self._running[row] for row in staying]
         if staying:
-            self._rows = self._rows.taken(staying)
+            self._batch = self._batch.taken(staying)
         else:  # nothing is held for those who have gone
-            del self._rows
+            del self._batch
             self._place()
 
     def _forget(self, job: Job) -> None:
@@ -175,7 +175,7 @@ class Engine:
     def _plan(self) -> list[RowSchedule]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._running:
-            whole, served = self._rows.schedules(self._runner), [job.served for job in self._running]
+            whole, served = self._batch.schedules(self._runner), [job.served for job in self._running]
             schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
             if self._give_pages(schedules):
                 return schedules
@@ -195,8 +195,8 @@ class Engine:
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        job, scheduled = self._running[row], self._rows.whole_schedules(self._runner)[row]
-        job.rows = self._rows.taken([row])
+        job, scheduled = self._running[row], self._batch.whole_schedules(self._runner)[row]
+        job.rows = self._batch.taken([row])
         job.rows.state.evict()
         params, job.prompt_end = job.rows.state.params.rows[0], max(job.prompt_end, scheduled.start)
         job.block_end = min(scheduled.block_start + params.block_size, params.limit)
@@ -208,7 +208,7 @@ class Engine:
     # The pass
 
     def _pass(self, schedules: Sequence[RowSchedule]) -> list[Progress]:
-        rows = self._rows
+        rows = self._batch
         self._place()
         step = rows.step(self._runner, schedules)
         self._counts["passes"] += 1

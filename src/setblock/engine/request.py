@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.news import RowNews
-from setblock.decoding.rows import Rows
+from setblock.decoding.batch import Batch
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.pages import PagePool
@@ -61,16 +61,16 @@ class Job:
     prompt_end: int  # the end of its prompt, or of what was cached when it lost its pages: fed without a block
     block_end: int  # the end of its next block, at most: a job starts when there is cache up to here
     # Its own row while it waits; None while it is a row of the running batch, and before it is opened
-    rows: Rows | None = None
+    rows: Batch | None = None
     pages: list[int] = field(default_factory=list)  # the pages it holds, in the order of its positions
     keys: list[bytes] = field(default_factory=list)  # of its first pages, those whose tokens are committed
     prefilled: bool = False  # whether its prompt was fed to its end at least once
     served: int = -1  # number of the pass that last fed it
 
-    def opened(self) -> Rows:
+    def opened(self) -> Batch:
         """Return its own row, which no batch has. It is opened the first time: before, it needs no memory of the device."""
         if self.checked is not None:
-            self.rows, self.checked = Rows.opened(self.checked), None
+            self.rows, self.checked = Batch.opened(self.checked), None
         assert self.rows is not None
         return self.rows
 

@@ -19,8 +19,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from setblock import devices
-from setblock.decoding.generate import open_batch
-from setblock.decoding.rows import OpenBatch
+from setblock.decoding.batch import StaticBatch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.table import RENAMED, DecodingSettings, offered
 from setblock.errors import ParameterError, SetBlockError
@@ -112,7 +112,7 @@ def sbd_generate(
     rows = zip(input_ids, attention_mask.bool().to(input_ids.device), strict=True)
     prompts = [row[is_real].tolist() for row, is_real in rows]  # without padding
     # Each draws with its own seed: one that is there twice gets two answers.
-    batch = open_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
+    batch = static_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     pad = generation_config.pad_token_id
     new = partial(_new_tokens, batch, pad=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
     if streamer is None:
@@ -292,7 +292,7 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     return sbd
 
 
-def _new_tokens(batch: OpenBatch, *, pad: int | None) -> Tensor:
+def _new_tokens(batch: StaticBatch, *, pad: int | None) -> Tensor:
     """Return [rows, columns] int64, on the CPU, the new tokens as Transformers sees them: a column is whole when every row
     has its token or has ended."""
     state = batch.state

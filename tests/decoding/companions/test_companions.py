@@ -19,7 +19,7 @@ from integrations.slot_engine import serve
 from naive import full_logits
 from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.companions.companion import Companion
-from setblock.decoding.generate import generate, open_batch, stream
+from setblock.decoding.generate import generate, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.state import RequestParams
@@ -241,7 +241,7 @@ def test_what_comes_after_a_gap_is_not_known_and_stays_masked(
         max_new_tokens=18,
         companions=(Language(),),
     )
-    batch = open_batch(sbd, [prompts[0]], [settings])
+    batch = static_batch(sbd, [prompts[0]], [settings])
     for step in batch.steps():
         places = (step.positions[0][step.revealed[0]]).tolist()
         assert places == list(range(places[0], places[0] + len(places)))
@@ -305,7 +305,7 @@ def test_a_companion_hears_of_all_that_becomes_of_its_row(
         )
         for sampler, listener in zip(SAMPLERS, listeners, strict=True)
     ]
-    batch = open_batch(sbd, [prompts[n % 3] for n in range(len(settings))], settings)
+    batch = static_batch(sbd, [prompts[n % 3] for n in range(len(settings))], settings)
     for _ in batch.steps():
         for row, listener in enumerate(listeners):
             certain = [token_id for token_id in batch.state.answer_of(row).tolist() if token_id != END]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import assert_same, drawn_settings
 from families import MODES, save_with_random_adapter, tiny_sbd
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
-from setblock.decoding.generate import generate_batch, open_batch, stream
+from setblock.decoding.generate import generate_batch, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
@@ -171,7 +171,7 @@ def test_rows_that_are_taken_have_chosen_once(
 ) -> None:
     """An engine that puts a row off takes it with what its next pass is fed, which was chosen already."""
     sbd, lengths = tiny(trained_tokenizer, "shifted")
-    batch = open_batch(sbd, prompts[:2], [replace(SETTINGS[0], max_new_tokens=60)] * 2)
+    batch = static_batch(sbd, prompts[:2], [replace(SETTINGS[0], max_new_tokens=60)] * 2)
     for _ in batch.steps():
         schedules, count = batch.schedules(batch.runner), len(lengths.seen)
         assert batch.taken([1]).schedules(batch.runner) == schedules[1:]

@@ -14,7 +14,7 @@ from naive import _most_often, full_logits, naive_exact
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 from setblock.decoding.drafts.kinds import COPIED, ELSEWHERE, NUM_KINDS, PRIOR
 from setblock.decoding.drafts.lookup import copied
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
@@ -141,7 +141,7 @@ def test_drafts_that_are_refused_are_learned_of_all_the_same(untrained: SBDModel
     with torch.no_grad():
         untrained.model.get_output_embeddings().weight.zero_()
     untrained.draft_lengths = lengths = NoDrafts()
-    batch = open_batch(untrained, prompts, [DecodingSettings(method="exact", block_size=8, max_new_tokens=60)] * 3)
+    batch = static_batch(untrained, prompts, [DecodingSettings(method="exact", block_size=8, max_new_tokens=60)] * 3)
     batch.run()
     assert all(batch.generation(row).drafted == 0 for row in range(3))
     assert lengths.right.values(NUM_KINDS, lambda kind, before: PRIOR[kind])[COPIED + 3] > 0.8 > PRIOR[COPIED + 3]

@@ -11,7 +11,7 @@ from answers import ORDERS, InOrder, Remembering, answers, decoded
 from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
 from naive import full_logits, naive_exact
-from setblock.decoding.generate import open_batch
+from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 
@@ -79,7 +79,7 @@ def test_nothing_unverified_is_ever_shown(trained_tokenizer: PreTrainedTokenizer
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method="exact", sampler=EntropyBounded(math.inf), block_size=8, max_new_tokens=30)
-    batch = open_batch(sbd, [prompts[1]], [settings])
+    batch = static_batch(sbd, [prompts[1]], [settings])
     seen = [batch.state.answer_of(0).tolist() for _ in batch.steps()]
     answer = batch.generation(0).token_ids
     assert seen[0] == answer[:1]
@@ -171,7 +171,7 @@ def test_drawn_answers_follow_the_models_distribution(mode: str, trained_tokeniz
         temperature=5.0,  # random models are sure of themselves
         banned_tokens=[token_id for token_id in range(300) if token_id not in allowed],
     )
-    batch = open_batch(sbd, [prompt] * count, [replace(settings, seed=seed) for seed in range(count)])
+    batch = static_batch(sbd, [prompt] * count, [replace(settings, seed=seed) for seed in range(count)])
     accepted = replaced = 0
     for step in batch.steps():
         if step.reading.check is not None:

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from families import tiny_model, tiny_sbd
-from setblock.decoding.generate import generate_batch, open_batch
+from setblock.decoding.generate import generate_batch, static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
 from setblock.engine.offline import answered
@@ -199,7 +199,7 @@ LONG = (20, 400, 511, 512, 513, 1100)
 
 
 def decoded(model, prompts, settings):
-    batch = open_batch(model, prompts, [settings] * len(prompts))
+    batch = static_batch(model, prompts, [settings] * len(prompts))
     batch.run()
     return [batch.generation(row).token_ids for row in range(len(prompts))]
 

@@ -1,6 +1,6 @@
 """Run one step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-    while rows are not finished:                                                   OpenBatch.steps of rows.py
+    while rows are not finished:                                                   StaticBatch.steps of batch.py
         feed = prepare_inputs(state, plan)                    x_<t ; x̂                  inputs.py
         logits = runner.logits(feed)                     ẑ, z            eq. 9     the model's runner
         step = absorb(state, feed, logits, policy)       reveal some               here; eq. 8 is samplers/entropy_bounded.py

@@ -41,7 +41,7 @@ from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule
 
 
 @dataclass
-class Rows:
+class Batch:
     """Hold rows that are ready to decode, each one answer. They may differ in everything, also in how far they are."""
 
     model: LanguageModel
@@ -55,7 +55,7 @@ class Rows:
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
-    def opened(cls, checked: CheckedRows) -> "Rows":
+    def opened(cls, checked: CheckedRows) -> "Batch":
         """Return the rows of requests, with tensors of their full capacity on the model's device."""
         model, params = checked.model, checked.params
         state = open_state(checked.prompts, params, facts=model.facts, device=model.device, draft_text=model.draft_text)
@@ -73,7 +73,7 @@ class Rows:
 
     @classmethod
     @torch.inference_mode()
-    def joined(cls, parts: Sequence["Rows"], rows: Sequence[int] | None = None) -> "Rows":
+    def joined(cls, parts: Sequence["Batch"], rows: Sequence[int] | None = None) -> "Batch":
         """Return the rows of several in one, or `rows` of all these. They share texts and companions with the parts: of
         two that have a row, only one may continue."""
         state = joined([part.state for part in parts], rows)
@@ -86,22 +86,22 @@ class Rows:
             started=joined_list([part.started for part in parts], rows),
         )
 
-    def taken(self, rows: Sequence[int]) -> "Rows":
+    def taken(self, rows: Sequence[int]) -> "Batch":
         """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
-        taken = Rows.joined([self], rows)
+        taken = Batch.joined([self], rows)
         taken.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
         taken.is_decided = self.is_decided
         return taken
 
     @torch.inference_mode()
-    def filled_up(self, size: int) -> "Rows":
+    def filled_up(self, size: int) -> "Batch":
         """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
-        rest = Rows.joined([self], [0] * (size - self.state.batch))
+        rest = Batch.joined([self], [0] * (size - self.state.batch))
         rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
         rest.texts = [AnswerText(self.model.tokenizer) for _ in rest.texts]
         for row in range(rest.state.batch):
             rest.state.finish(row)
-        return Rows.joined([self, rest])
+        return Batch.joined([self, rest])
 
     @torch.inference_mode()
     def whole_schedules(self, runner: Runner) -> list[RowSchedule]:
@@ -233,7 +233,7 @@ def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> t
 
 
 @dataclass(kw_only=True)
-class OpenBatch(Rows):
+class StaticBatch(Batch):
     """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
 
     runner: Runner
