@@ -138,7 +138,7 @@ def counted(sbd: SBDModel, prompt: list[int], settings: DecodingSettings) -> dic
         streamed = static_batch(sbd, [prompt], [settings])
         with Synchronisations() as streaming:
             for step in streamed.steps():
-                streamed.new_texts(streamed.news(step))
+                streamed.new_texts(streamed.outputs(step))
     passes = operations.passes
     return {
         "operations": {place: count / passes for place, count in operations.counts.most_common()},

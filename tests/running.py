@@ -8,7 +8,7 @@ import pytest
 
 from answers import answers, assert_same
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.news import RowNews
+from setblock.decoding.answer.row_output import RowOutput
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, Request
@@ -21,7 +21,7 @@ class Told:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    events: list[RowNews] = field(default_factory=list)
+    events: list[RowOutput] = field(default_factory=list)
     generation: Generation | None = None
     silent: int = 0  # passes that said nothing
 

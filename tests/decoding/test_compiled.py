@@ -228,6 +228,6 @@ def test_rows_that_fill_a_batch_up_leave_the_first_ones_text_alone() -> None:
     assert batch.state.batch == 4
     texts = [""] * 3
     for step in batch.steps():
-        new = batch.new_texts(batch.news(step))
+        new = batch.new_texts(batch.outputs(step))
         texts = [before + piece for before, piece in zip(texts, new, strict=False)]
     assert texts == [batch.generation(row).text for row in range(3)] == [text] * 3

@@ -43,7 +43,7 @@ def test_nothing_is_computed_in_float64(trained_tokenizer: PreTrainedTokenizerBa
     with as_on_an_accelerator(), Types() as types:
         batch = static_batch(sbd, prompts, settings)  # type: ignore[arg-type]
         for step in batch.steps():
-            batch.new_texts(batch.news(step))
+            batch.new_texts(batch.outputs(step))
     assert batch.generation(0).num_tokens
     assert torch.float32 in types.found
     assert torch.float64 not in types.found
@@ -80,7 +80,7 @@ def test_a_pass_runs_on_the_models_own_device(
     sbd.model.register_forward_pre_hook(lambda *_: calls.append([*inside]))
     batch = static_batch(sbd, prompts[:1], [DecodingSettings(method="exact", max_new_tokens=5)])
     for step in batch.steps():
-        batch.news(step)
+        batch.outputs(step)
     assert calls
     assert all(each == [sbd.device] for each in calls)
 

@@ -59,7 +59,7 @@ def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBas
         passes = 0
         with Synchronisations() as waits:
             for step in batch.steps():
-                batch.new_texts(batch.news(step))
+                batch.new_texts(batch.outputs(step))
                 passes += 1
     assert waits.total == passes + 1 > 5, waits.counts  # and once at the end
 

@@ -11,7 +11,7 @@ import torch
 
 from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
-from setblock.decoding.answer.news import RowNews, read_news
+from setblock.decoding.answer.row_output import RowOutput, read_outputs
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.companions.companion import Accompanied, Companions
 from setblock.decoding.drafts.shorten import (
@@ -34,7 +34,7 @@ from setblock.decoding.step.inputs import (
     schedule_of,
     schedules_ahead,
 )
-from setblock.decoding.step.update import DecodingStep, update
+from setblock.decoding.step.update import StepOutput, update
 from setblock.devices import HostCopy
 from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, as_it_is, pass_kind
@@ -133,12 +133,12 @@ class Batch:
 
     @one_at_a_time(of=lambda rows: rows.model)
     @torch.inference_mode()
-    def step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool = False) -> DecodingStep:
+    def step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool = False) -> StepOutput:
         """Run one forward pass over `schedules`, and apply its results. `is_ahead`: as in `plan_pass`."""
         with devices.current(self.state.tokens.device):
             return self._step(runner, schedules, is_ahead=is_ahead)
 
-    def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> DecodingStep:
+    def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> StepOutput:
         whole_blocks = bool(self.policy.companions.constrained)
         plan = plan_pass(self.state, schedules, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, device = runner.compiled if plan.is_fixed else as_it_is, self.state.tokens.device
@@ -161,20 +161,20 @@ class Batch:
         return step
 
     @torch.inference_mode()
-    def news(self, step: DecodingStep) -> list[RowNews]:
+    def outputs(self, step: StepOutput) -> list[RowOutput]:
         """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
-        news, finished = read_news(self.state, step), self.state.answer.finished
-        self.policy.companions.hear(self.state, range(len(news)), news=news)
+        outputs, finished = read_outputs(self.state, step), self.state.answer.finished
+        self.policy.companions.hear(self.state, range(len(outputs)), outputs=outputs)
         if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
-            news = read_news(self.state, step)
-        for each, params in zip(news, self.state.params.rows, strict=True):
+            outputs = read_outputs(self.state, step)
+        for each, params in zip(outputs, self.state.params.rows, strict=True):
             assert each.number <= params.most_passes, "an answer does not end"
-        self.next_schedules, self.is_decided = [each.scheduled for each in news], False
-        return news
+        self.next_schedules, self.is_decided = [each.scheduled for each in outputs], False
+        return outputs
 
-    def new_texts(self, news: Sequence[RowNews]) -> list[str]:
+    def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:
         """Return each row's text that became certain since the last call, given the last step's news."""
-        return [text.take(final=each.finished) for text, each in zip(self.texts, news, strict=True)]
+        return [text.take(final=each.finished) for text, each in zip(self.texts, outputs, strict=True)]
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """Return the answer of a row that is finished, or given up."""
@@ -238,7 +238,7 @@ class StaticBatch(Batch):
 
     runner: Runner
 
-    def steps(self) -> Iterator[DecodingStep]:
+    def steps(self) -> Iterator[StepOutput]:
         """Decode to the end (Algorithm 3), a step for each forward pass."""
         passes = 0
         while (schedules := self._schedules()) and any(scheduled.tokens for scheduled in schedules):

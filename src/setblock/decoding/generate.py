@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.news import RowNews
+from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.batch import Batch, StaticBatch
 from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.checks import check_count, check_rows
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.step.update import DecodingStep
+from setblock.decoding.step.update import StepOutput
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.protocol.runtime import LanguageModel
 
@@ -29,8 +29,8 @@ class StreamChunk:
     """
 
     text: str
-    event: RowNews
-    step: DecodingStep | None = field(default=None, repr=False)
+    event: RowOutput
+    step: StepOutput | None = field(default=None, repr=False)
     generation: Generation | None = None
 
     def __str__(self) -> str:
@@ -80,10 +80,10 @@ def stream(
     asked = settings_asked(named, base=settings)
     batch = _opened(asked, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
     for step in batch.steps():
-        news = batch.news(step)
-        text = batch.new_texts(news)[0]
-        generation = _without_failure(batch.generation(0)) if news[0].finished else None
-        yield StreamChunk(text, news[0], step if with_steps else None, generation)
+        outputs = batch.outputs(step)
+        text = batch.new_texts(outputs)[0]
+        generation = _without_failure(batch.generation(0)) if outputs[0].finished else None
+        yield StreamChunk(text, outputs[0], step if with_steps else None, generation)
 
 
 def generate(

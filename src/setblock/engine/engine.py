@@ -213,13 +213,13 @@ class Engine:
         step = rows.step(self._runner, schedules)
         self._counts["passes"] += 1
 
-        news = rows.news(step)
-        texts = rows.new_texts(news)
+        outputs = rows.outputs(step)
+        texts = rows.new_texts(outputs)
         progress, leaving = [], []
         for row, scheduled in enumerate(schedules):
             if not scheduled.tokens:
                 continue
-            job, of_row = self._running[row], news[row]
+            job, of_row = self._running[row], outputs[row]
             job.served = self._counts["passes"]
             made, params = job.read(of_row), rows.state.params.rows[row]
             self._count(scheduled, params.settings.method, of_row.scheduled.start)

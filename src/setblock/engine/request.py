@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.news import RowNews
+from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.batch import Batch
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings
@@ -46,7 +46,7 @@ class Progress:
     id: str
     text: str
     token_ids: Sequence[int]
-    event: RowNews | None
+    event: RowOutput | None
     generation: Generation | None
 
 
@@ -74,9 +74,9 @@ class Job:
         assert self.rows is not None
         return self.rows
 
-    def read(self, news: RowNews) -> list[int]:
+    def read(self, outputs: RowOutput) -> list[int]:
         """Keep the tokens of which a pass made sure, and return them."""
-        made = news.tokens_between(len(self.token_ids), news.answer_end)
+        made = outputs.tokens_between(len(self.token_ids), outputs.answer_end)
         assert made is not None  # each pass is read, and brings what it may have changed
         self.token_ids += made
         return made

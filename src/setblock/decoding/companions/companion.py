@@ -14,7 +14,7 @@ from torch import Tensor
 from setblock.decoding.state.state import BatchState, RequestParams
 
 if TYPE_CHECKING:  # which knows steps
-    from setblock.decoding.answer.news import RowNews
+    from setblock.decoding.answer.row_output import RowOutput
 
 
 class Companion:
@@ -111,24 +111,24 @@ class Companions:
         self.constrained = [row for row, each in enumerate(self.rows) if each.guides]
 
     def hear(
-        self, state: BatchState, rows: Sequence[int] | None = None, *, news: "Sequence[RowNews] | None" = None
+        self, state: BatchState, rows: Sequence[int] | None = None, *, outputs: "Sequence[RowOutput] | None" = None
     ) -> None:
         """Report what has become of `rows`, or, after a pass, of those whose companions listen. Ends answers that one of them
-        wants to end. `news` of all rows, where they have been read, save a wait."""
+        wants to end. `outputs` of all rows, where they have been read, save a wait."""
         rows = self.listening if rows is None else rows
         if not rows:
             return
-        if news is None:
+        if outputs is None:
             stands = torch.stack([state.answer.text_end, state.answer.end, state.answer.finished], dim=1).tolist()
         else:
-            stands = [(each.text_end, each.answer_end, each.finished) for each in news]
+            stands = [(each.text_end, each.answer_end, each.finished) for each in outputs]
         for row in rows:
             each, params = self.rows[row], state.params.rows[row]
             if each.is_over:
                 continue
             end, certain, is_final = stands[row]
             start, end = params.prompt_length + each.num_read, max(end, certain)
-            token_ids = None if news is None else news[row].tokens_between(start, end)
+            token_ids = None if outputs is None else outputs[row].tokens_between(start, end)
             if token_ids is None:
                 token_ids = state.tokens[row, start:end].tolist()
             certain -= params.prompt_length

@@ -34,7 +34,7 @@ from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, as_it
 
 
 @dataclass(frozen=True)
-class DecodingStep:
+class StepOutput:
     """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise."""
 
     reading: "Reading"  # what it predicted
@@ -47,7 +47,7 @@ class DecodingStep:
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold what a pass predicts, before any token is revealed. Shapes as in `DecodingStep`."""
+    """Hold what a pass predicts, before any token is revealed. Shapes as in `StepOutput`."""
 
     plan: PassPlan
     given: Logits  # the model's
@@ -66,7 +66,7 @@ class Reading:
 
 def update(
     state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
-) -> DecodingStep:
+) -> StepOutput:
     """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
 
     The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
@@ -94,7 +94,7 @@ def update(
         block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
         selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
     # 3. On to the next block, or to the end
-    step: DecodingStep = compiled(write_pass)(state, reading, selection, policy, guided)
+    step: StepOutput = compiled(write_pass)(state, reading, selection, policy, guided)
     if state.record is not None and state.params.num_alternatives is not None:
         _keep_logprobs(state.record, step, state.params.num_alternatives)
     if policy.companions.listening:  # a stop string ends an answer, too
@@ -168,7 +168,7 @@ def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Readin
 
 def write_pass(
     state: BatchState, reading: Reading, selection: Selection, policy: Policy, guided: GuidedBlock | None
-) -> DecodingStep:
+) -> StepOutput:
     """Reveal what a sampler says, and open the next block. In exact mode, also reveal each block's first token at once: it is
     next-token decoding's. Without a guided block, nothing here waits for the device."""
     block, width, params = reading.block, reading.candidates.shape[1], state.params
@@ -209,13 +209,13 @@ def write_pass(
     positions = state.block.positions
     at = state.reveal(chosen, reveal)
     state.advance(fuses_commit=reading.plan.fuses_commit)
-    step = DecodingStep(reading, positions, chosen, reveal, entropy)
+    step = StepOutput(reading, positions, chosen, reveal, entropy)
     if state.record is not None:
         _count(state.record, step, at)
     return step
 
 
-def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
+def _count(record: Record, step: StepOutput, at: Tensor) -> None:
     """Add a pass to what is recorded; its block's tokens stand `at` [B, k]."""
     read = step.reading
     if read.plan.is_prefill is not None:
@@ -235,7 +235,7 @@ def _count(record: Record, step: DecodingStep, at: Tensor) -> None:
     record.entropies.scatter_(1, at, step.entropy)
 
 
-def _keep_logprobs(record: Record, step: DecodingStep, alternatives: int) -> None:
+def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
     """Record how likely the tokens of a pass were, with that many alternatives."""
     read = step.reading
     block, checked, check = read.given.block, read.given.checked, read.check

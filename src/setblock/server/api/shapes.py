@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation, Reveal, TokenLogprobs
-from setblock.decoding.answer.news import RowNews
+from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.engine.request import Progress
 from setblock.server.api.token_texts import TokenTexts
@@ -144,7 +144,7 @@ def _joined(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
     return "".join(each.text for each in pieces if each.kind == "text"), list(calls.values())
 
 
-def pass_json(event: RowNews, texts: TokenTexts) -> dict[str, Any]:
+def pass_json(event: RowOutput, texts: TokenTexts) -> dict[str, Any]:
     """Return what one pass did."""
 
     def reveal(found: Reveal) -> dict[str, Any]:

@@ -12,13 +12,13 @@ import torch
 from setblock.decoding.answer.generation import Kind, Reveal
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.inputs import schedule_columns, schedule_of
-from setblock.decoding.step.update import DecodingStep
+from setblock.decoding.step.update import StepOutput
 from setblock.devices import HostCopy
 from setblock.model.protocol.runtime import RowSchedule
 
 
 @dataclass(frozen=True)
-class RowNews:
+class RowOutput:
     """Hold what a pass did to one row, and where the row stands now."""
 
     number: int  # 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
@@ -43,7 +43,7 @@ class RowNews:
         return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None
 
 
-def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
+def read_outputs(state: BatchState, step: StepOutput) -> list[RowOutput]:
     """Return the news of all rows after a step. Waits for the device, once."""
     read, record = step.reading, state.record
     assert record is not None
@@ -67,10 +67,10 @@ def read_news(state: BatchState, step: DecodingStep) -> list[RowNews]:
     return [_row_news(*row) for row in zip(*HostCopy(*parts).read(), strict=True)]
 
 
-def _row_news(of_span: list[int], scalars: list[int], tokens: list[int], *revealing: list[Any]) -> RowNews:
+def _row_news(of_span: list[int], scalars: list[int], tokens: list[int], *revealing: list[Any]) -> RowOutput:
     prefilled, finished, failed, text_end, answer_end, since, number, is_prefill, commits, start = scalars
     kind: Kind = "prefill" if is_prefill else "commit" if commits else "block"
-    return RowNews(
+    return RowOutput(
         number=number,
         kind=kind,
         revealed=_reveals(revealing[:4], start),
