@@ -1,8 +1,8 @@
 """CONTRIBUTING.md says which files an extension touches: they exist, and one of each can be added in them alone.
 
 A sampler, a task, a setting and a noising trick are each added in a copy of the package, in the files of the page alone, and
-work wherever they should. Runtimes and companions are added without any file: `decoding/test_runtimes.py` and
-`decoding/companions/test_companions.py` do it.
+work wherever they should. Runtimes and constraints are added without any file: `decoding/test_runtimes.py` and
+`decoding/constraints/test_constraints.py` do it.
 """
 
 import os

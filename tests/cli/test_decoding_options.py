@@ -15,7 +15,7 @@ from setblock.errors import ParameterError
 
 def test_every_setting_has_an_option_of_its_name():
     options = {field.name for field in fields(GenerateOptions)}
-    typed = {field.name for field in fields(DecodingSettings)} - {"companions", "structure"}  # objects of Python
+    typed = {field.name for field in fields(DecodingSettings)} - {"constraints", "structure"}  # objects of Python
     assert options == typed | {"sampler_options", "gamma", "domain", "json_schema", "regex", "choice", "grammar"}
 
 

@@ -28,7 +28,7 @@ from families import tiny_sbd
 from running import Log
 from setblock import DecodingSettings, EntropyBounded, Generation, generate_batch, load, stream
 from setblock.cli.options.model import RuntimeOptions
-from setblock.decoding.companions.companion import Companion
+from setblock.decoding.constraints.constraint import TokenConstraint
 from setblock.decoding.state.state import RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -55,7 +55,7 @@ CITY = {"type": "string", "maxLength": 9}
 TOOL = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
 
 
-class Parity(Companion):
+class Parity(TokenConstraint):
     """Allow no digit at odd places, so that what may come depends on what was taken back. No form forces a digit."""
 
     constrains = True
@@ -74,7 +74,7 @@ class Parity(Companion):
             allowed[self.digits] = False
 
 
-class Stopper(Companion):
+class Stopper(TokenConstraint):
     """End the answer after a number of tokens."""
 
     def __init__(self, after: int) -> None:
@@ -88,16 +88,16 @@ class Stopper(Companion):
 
 @dataclass(frozen=True)
 class Maker:
-    """Make companions by a function."""
+    """Make constraints by a function."""
 
-    make: Callable[[], Companion]
+    make: Callable[[], TokenConstraint]
 
-    def companion(self, params: RequestParams, *, vocab_size: int) -> Companion:
+    def constraint(self, params: RequestParams, *, vocab_size: int) -> TokenConstraint:
         return self.make()
 
 
 OF_MODEL = ("compiled", "prepacked", "adapter", "int8", "llama.cpp")
-OF_REQUEST = ("structure", "tools", "companions", "copies", "stop strings", "penalties", "seeds")
+OF_REQUEST = ("structure", "tools", "constraints", "copies", "stop strings", "penalties", "seeds")
 FEATURES = (*OF_MODEL, *OF_REQUEST, "draft text", "streams", "engine")
 
 REFUSED = {
@@ -174,9 +174,9 @@ def asked(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> Decod
             call_form(calling, grammars_of(calling).special), {"weather": TOOL}, required=True, parallel=False
         )
         settings = replace(settings, structure=calls.grammar())
-    if "companions" in features:
+    if "constraints" in features:
         digits = tokenizer.convert_tokens_to_ids([*"0123456789"])
-        settings = replace(settings, companions=(Maker(partial(Parity, digits)), Maker(partial(Stopper, 21))))
+        settings = replace(settings, constraints=(Maker(partial(Parity, digits)), Maker(partial(Stopper, 21))))
     if "copies" in features:
         settings = replace(settings, prompt_lookup=1)
     elif "draft text" in features:

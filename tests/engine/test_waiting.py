@@ -11,7 +11,7 @@ from families import tiny_sbd
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from running import alone
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.companions.companion import Companion
+from setblock.decoding.constraints.constraint import TokenConstraint
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_request_is_said_when_it_is_submitted(
         ([], SETTINGS["ntp"], "prompt must not be empty"),
         ([10**6], SETTINGS["ntp"], "token ids of the prompt must be between 0 and "),
         (prompts[0], replace(SETTINGS["ntp"], banned_tokens=(10**6,)), "token ids of banned_tokens must be between"),
-        (prompts[0], replace(SETTINGS["ntp"], companions=(_Refuses(),)), "a companion that can't be"),
+        (prompts[0], replace(SETTINGS["ntp"], constraints=(_Refuses(),)), "a constraint that can't be"),
     ]
     for prompt, settings, message in wrong:
         with pytest.raises(SetBlockError, match=message):
@@ -147,8 +147,8 @@ def test_seconds_count_from_the_submission(tokenizer: PreTrainedTokenizerBase, p
 
 
 class _Refuses:
-    def companion(self, params: RequestParams, *, vocab_size: int) -> Companion:
-        raise SetBlockError("a companion that can't be")
+    def constraint(self, params: RequestParams, *, vocab_size: int) -> TokenConstraint:
+        raise SetBlockError("a constraint that can't be")
 
 
 def _tensor_bytes() -> int:

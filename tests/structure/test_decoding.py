@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import answers, assert_same
 from running import check_that_rows_come_and_go_as_alone
 from setblock import DecodingSettings, EntropyBounded, generate, load, stream
-from setblock.decoding.companions.guidance import GuidedBlock
+from setblock.decoding.constraints.constrained import ConstrainedBlock
 from setblock.decoding.step.logits import Logits, most_likely
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -207,7 +207,7 @@ def test_the_sampler_s_bound_holds_where_it_left_the_first_place_out() -> None:
     nowhere = torch.zeros((1, 5), dtype=torch.long)
     flat = torch.zeros((1, 5, 3))
     logits = Logits(flat, nowhere, candidates, most_likely(flat), width=5)
-    block = GuidedBlock(logits, candidates, torch.tensor([[True]]), nowhere)
+    block = ConstrainedBlock(logits, candidates, torch.tensor([[True]]), nowhere)
     entropy = torch.tensor([[9.0, 2.0, 0.0, 0.1, 0.0]])
     revealed = ~candidates
     without_first = torch.tensor([[False, False, True, True, True]])

@@ -13,7 +13,7 @@ from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
 from setblock.decoding.answer.row_output import RowOutput, read_outputs
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.companions.companion import Accompanied, Companions
+from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
 from setblock.decoding.drafts.shorten import (
     RowHistory,
     checks_draft,
@@ -64,7 +64,7 @@ class Batch:
         return cls(
             model=model,
             state=state,
-            policy=Policy(params, checked.companions, vocab_size=model.vocab_size, device=model.device),
+            policy=Policy(params, checked.constraints, vocab_size=model.vocab_size, device=model.device),
             texts=checked.texts,
             drafts=drafts,
             started=[checked.started] * len(params),
@@ -74,7 +74,7 @@ class Batch:
     @classmethod
     @torch.inference_mode()
     def joined(cls, parts: Sequence["Batch"], rows: Sequence[int] | None = None) -> "Batch":
-        """Return the rows of several in one, or `rows` of all these. They share texts and companions with the parts: of
+        """Return the rows of several in one, or `rows` of all these. They share texts and constraints with the parts: of
         two that have a row, only one may continue."""
         state = joined([part.state for part in parts], rows)
         return cls(
@@ -97,7 +97,7 @@ class Batch:
     def filled_up(self, size: int) -> "Batch":
         """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
         rest = Batch.joined([self], [0] * (size - self.state.batch))
-        rest.policy.companions = Companions([Accompanied(()) for _ in rest.texts])
+        rest.policy.constraints = BatchConstraints([RowConstraints(()) for _ in rest.texts])
         rest.texts = [AnswerText(self.model.tokenizer) for _ in rest.texts]
         for row in range(rest.state.batch):
             rest.state.finish(row)
@@ -126,8 +126,8 @@ class Batch:
         if is_changed or not runner.fuses_commit:
             cut = [scheduled.drafted if scheduled.drafted < full.drafted else -1 for scheduled, full in pairs]
             self.state.shorten_drafts(cut, [scheduled.fed_size for scheduled in schedules])
-            if self.policy.companions.constrained:
-                self.policy.companions.hear(self.state)  # what is drafted no more
+            if self.policy.constraints.constrained:
+                self.policy.constraints.update(self.state)  # what is drafted no more
         self.next_schedules, self.is_decided = schedules, True
         return schedules
 
@@ -139,7 +139,7 @@ class Batch:
             return self._step(runner, schedules, is_ahead=is_ahead)
 
     def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> StepOutput:
-        whole_blocks = bool(self.policy.companions.constrained)
+        whole_blocks = bool(self.policy.constraints.constrained)
         plan = plan_pass(self.state, schedules, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
         compiled, device = runner.compiled if plan.is_fixed else as_it_is, self.state.tokens.device
         has_prompts = any(
@@ -162,10 +162,10 @@ class Batch:
 
     @torch.inference_mode()
     def outputs(self, step: StepOutput) -> list[RowOutput]:
-        """Return what the last step did to all rows, after their companions have heard of it. Waits for the device, once."""
+        """Return what the last step did to all rows, after their constraints have heard of it. Waits for the device, once."""
         outputs, finished = read_outputs(self.state, step), self.state.answer.finished
-        self.policy.companions.hear(self.state, range(len(outputs)), outputs=outputs)
-        if self.state.answer.finished is not finished:  # a companion that hears only now has ended an answer
+        self.policy.constraints.update(self.state, range(len(outputs)), outputs=outputs)
+        if self.state.answer.finished is not finished:  # a constraint that hears only now has ended an answer
             outputs = read_outputs(self.state, step)
         for each, params in zip(outputs, self.state.params.rows, strict=True):
             assert each.number <= params.most_passes, "an answer does not end"
@@ -178,13 +178,13 @@ class Batch:
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """Return the answer of a row that is finished, or given up."""
-        self.policy.companions.hear(self.state, [row])
+        self.policy.constraints.update(self.state, [row])
         self.texts[row].read([], final=True)
         params = self.state.params.rows[row]
         settings, start = params.settings, params.prompt_length
         failure = None if cancelled else self.failure(row)
         token_ids = self.state.answer_of(row).tolist()
-        is_stopped = any(each.stop_length is not None for each in self.policy.companions.rows[row].companions)
+        is_stopped = any(each.stop_length is not None for each in self.policy.constraints.rows[row].constraints)
         is_ended = any(token_id in params.ends for token_id in token_ids[-1:])
         reason: FinishReason = "stop" if is_stopped or is_ended else "length"
         here, record = (row, slice(start, start + len(token_ids))), self.state.record
@@ -218,7 +218,7 @@ class Batch:
         if not bool(self.state.answer.failed[row]):
             return None
         after = f"after {len(self.state.answer_of(row))} tokens"
-        if self.policy.companions.rows[row].is_stuck:
+        if self.policy.constraints.rows[row].is_stuck:
             told = f"structure leaves no token to choose {after}: the form, or bans and biases with it, allow none"
             return Failure(told, is_of_form=True)
         return Failure(f"the model gave logits that are not numbers {after}", is_of_form=False)
@@ -294,7 +294,7 @@ class StaticBatch(Batch):
         return (
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit
-            and not self.policy.companions.listening
+            and not self.policy.constraints.listening
             and tokens <= _FREE_TOKENS
         )
 

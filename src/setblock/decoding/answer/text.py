@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from setblock.chat.messages import chat_of, check_text
 from setblock.chat.tokens import encode_chat, encode_text
 from setblock.decoding.answer.template_kwargs import check_template_kwargs
-from setblock.decoding.companions.companion import Companion
+from setblock.decoding.constraints.constraint import TokenConstraint
 from setblock.decoding.settings.setting import whole
 from setblock.errors import SetBlockError, prefixed
 from setblock.locks import lock_of, one_at_a_time
@@ -82,7 +82,7 @@ decoded to it, too."""
 _MOST_OF_CHARACTER = 4  # tokens that a character may be: it has at most so many bytes
 
 
-class AnswerText(Companion):
+class AnswerText(TokenConstraint):
     """Build an answer's text token by token: append-only, whole characters only, cut before a stop string.
 
     Where it stops does not depend on how many tokens come at once.

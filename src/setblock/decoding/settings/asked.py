@@ -119,8 +119,8 @@ def prompt_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, h
 
 
 def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
-    is_guided = settings.companions or settings.structure is not None  # who guides is asked behind one draft only
-    if facts is None or settings.method != "exact" or is_guided:
+    is_constrained = settings.constraints or settings.structure is not None  # who guides is asked behind one draft only
+    if facts is None or settings.method != "exact" or is_constrained:
         return 0
     if settings.branches is not None:
         return settings.branches

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.companions.companion import Accompanied, Companion
+from setblock.decoding.constraints.constraint import RowConstraints, TokenConstraint
 from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
@@ -15,7 +15,7 @@ from setblock.model.protocol.runtime import LanguageModel
 from setblock.structure.compiled import Matcher
 
 
-class GrammarGuide(Matcher, Companion):
+class GrammarGuide(Matcher, TokenConstraint):
     """Restrict which tokens may come next in an answer of some form."""
 
     constrains = True
@@ -71,7 +71,7 @@ class CheckedRows:
     model: LanguageModel
     prompts: Sequence[Sequence[int]]  # token ids
     params: Sequence[RequestParams]  # what is fixed of each row: settings with what the model was calibrated to
-    companions: Sequence[Accompanied]  # of each row; the last is its text, which is also in `texts`
+    constraints: Sequence[RowConstraints]  # of each row; the last is its text, which is also in `texts`
     texts: list[AnswerText]
     started: float  # `time.perf_counter()` when they were checked
 
@@ -93,18 +93,18 @@ def check_rows(
     for prompt, row in zip(prompts, params, strict=True):
         check_tokens(model, prompt, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
-    companions = [Accompanied([*companions_of(model, row), text]) for row, text in zip(params, texts, strict=True)]
-    return CheckedRows(model, prompts, params, companions, texts, started)
+    constraints = [RowConstraints([*companions_of(model, row), text]) for row, text in zip(params, texts, strict=True)]
+    return CheckedRows(model, prompts, params, constraints, texts, started)
 
 
-def companions_of(model: LanguageModel, row: RequestParams) -> list[Companion]:
-    """Return what holds a row's answer to its form, if it has one, and the companions that its request brings. Raise
+def companions_of(model: LanguageModel, row: RequestParams) -> list[TokenConstraint]:
+    """Return what holds a row's answer to its form, if it has one, and the constraints that its request brings. Raise
     `SetBlockError` if this model can't keep to the form."""
-    form, own = row.settings.structure, row.settings.companions
+    form, own = row.settings.structure, row.settings.constraints
     if form is not None and not row.ends:
         raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
-    guides = [] if form is None else [GrammarGuide(form, model.tokenizer, ends=row.ends)]
-    return [*guides, *(maker.companion(row, vocab_size=model.vocab_size) for maker in own)]
+    restricting = [] if form is None else [GrammarGuide(form, model.tokenizer, ends=row.ends)]
+    return [*restricting, *(maker.constraint(row, vocab_size=model.vocab_size) for maker in own)]
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RequestParams:

@@ -13,7 +13,7 @@ from setblock.decoding.settings.setting import Range, Setting, answer, point, re
 from setblock.errors import ParameterError, did_you_mean, warn
 
 if TYPE_CHECKING:
-    from setblock.decoding.companions.companion import CompanionMaker
+    from setblock.decoding.constraints.constraint import ConstraintFactory
     from setblock.decoding.samplers.base import Sampler
     from setblock.structure.kinds import Structure
 
@@ -149,7 +149,7 @@ class DecodingSettings:
         "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
         "object of a class of setblock.structure.",
     )
-    companions: "Sequence[CompanionMaker]" = answer(
+    constraints: "Sequence[ConstraintFactory]" = answer(
         (),
         "Objects that receive the tokens of the answer and can restrict what comes next, such as a grammar.",
         is_python=True,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.companions.companion import Accompanied, Companions
+from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined_list, joined_rows
@@ -29,7 +29,7 @@ class Policy:
     def __init__(
         self,
         params: Sequence[RequestParams],
-        companions: Sequence[Accompanied],
+        constraints: Sequence[RowConstraints],
         *,
         vocab_size: int,
         device: torch.device,
@@ -40,15 +40,15 @@ class Policy:
         self.rules = logit_rules(params, vocab_size=vocab_size, device=device)
         self.samplers = RowSamplers([each.sampler for each in settings], device=device)
         self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
-        self.companions = Companions(companions)
+        self.constraints = BatchConstraints(constraints)
 
     @classmethod
     def joined(
         cls, parts: Sequence["Policy"], params: Sequence[RequestParams], rows: Sequence[int] | None = None
     ) -> "Policy":
         """Return the rows of several policies in one, or `rows` of all these. They have these `params`."""
-        companions = joined_list([part.companions.rows for part in parts], rows)
-        policy = cls(params, companions, vocab_size=parts[0].vocab_size, device=parts[0]._device)
+        constraints = joined_list([part.constraints.rows for part in parts], rows)
+        policy = cls(params, constraints, vocab_size=parts[0].vocab_size, device=parts[0]._device)
         policy.samplers.memories = joined_list([part.samplers.memories for part in parts], rows)
         return policy
 

@@ -23,7 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from setblock.decoding.companions.guidance import GuidedBlock, guided_block, guided_check, guided_copies
+from setblock.decoding.constraints.constrained import (
+    ConstrainedBlock,
+    constrained_block,
+    constrained_check,
+    constrained_copies,
+)
 from setblock.decoding.drafts.kinds import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
@@ -77,13 +82,13 @@ def update(
         policy: its samplers remember the pass.
         compiled: compiles functions of tensors of fixed shapes, if the runner does.
     """
-    guided = None
-    if policy.companions.constrained:  # they are asked on the host, which nothing compiled can do
+    constrained = None
+    if policy.constraints.constrained:  # they are asked on the host, which nothing compiled can do
         compiled = as_it_is
     # 1. What the pass committed is in the cache; it may be a draft, which is checked
     reading = compiled(read_pass)(state, inputs, logits, policy)
-    if policy.companions.constrained:
-        reading, guided = _guided(state, reading, policy)
+    if policy.constraints.constrained:
+        reading, constrained = _constrained(state, reading, policy)
     # 2. Reveal what the sampler says
     width = inputs.plan.width
     entropy, confidence = (each[:, :width] for each in reading.certainty)
@@ -94,11 +99,11 @@ def update(
         block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
         selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
     # 3. On to the next block, or to the end
-    step: StepOutput = compiled(write_pass)(state, reading, selection, policy, guided)
+    step: StepOutput = compiled(write_pass)(state, reading, selection, policy, constrained)
     if state.record is not None and state.params.num_alternatives is not None:
         _keep_logprobs(state.record, step, state.params.num_alternatives)
-    if policy.companions.listening:  # a stop string ends an answer, too
-        policy.companions.hear(state)
+    if policy.constraints.listening:  # a stop string ends an answer, too
+        policy.constraints.update(state)
     return step
 
 
@@ -115,8 +120,8 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
     state.commit(ends, has_prefill=plan.is_prefill is not None)
     shaped = policy.rules.apply(state, given)
     is_finite = shaped.is_finite
-    if policy.companions.constrained:
-        shaped = guided_check(state, shaped, policy.companions)
+    if policy.constraints.constrained:
+        shaped = constrained_check(state, shaped, policy.constraints)
         is_finite = is_finite & shaped.is_finite
     checked, check = shaped.checked, None
     predicted, usable = shaped.known[:, : given.width], is_finite[:, : given.width]
@@ -152,22 +157,24 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
     )
 
 
-def _guided(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, GuidedBlock]:
-    """Return a reading of what companions allow only."""
+def _constrained(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, ConstrainedBlock]:
+    """Return a reading of what constraints allow only."""
     if reading.check is not None:
         state.settle()
-        policy.companions.hear(state)  # drafts that were wrong; answers that end with what was right
+        policy.constraints.update(state)  # drafts that were wrong; answers that end with what was right
     candidates = reading.candidates & ~state.answer.finished[:, None]
-    guided = guided_block(state, reading.block, candidates, policy.companions, draws=policy.draws)
-    best = guided.logits.best.logits
-    of_block = certainty_of(guided.logits.logits, best, guided.candidates, in_tiles=not state.params.waits)
+    constrained = constrained_block(state, reading.block, candidates, policy.constraints, draws=policy.draws)
+    best = constrained.logits.best.logits
+    of_block = certainty_of(constrained.logits.logits, best, constrained.candidates, in_tiles=not state.params.waits)
     whole = zip(of_block, reading.certainty, strict=True)
     certainty = Certainty(*(torch.cat([block, both[:, candidates.shape[1] :]], dim=1) for block, both in whole))
-    return replace(reading, block=guided.logits, candidates=guided.candidates, certainty=certainty), guided
+    return replace(
+        reading, block=constrained.logits, candidates=constrained.candidates, certainty=certainty
+    ), constrained
 
 
 def write_pass(
-    state: BatchState, reading: Reading, selection: Selection, policy: Policy, guided: GuidedBlock | None
+    state: BatchState, reading: Reading, selection: Selection, policy: Policy, constrained: ConstrainedBlock | None
 ) -> StepOutput:
     """Reveal what a sampler says, and open the next block. In exact mode, also reveal each block's first token at once: it is
     next-token decoding's. Without a guided block, nothing here waits for the device."""
@@ -181,12 +188,12 @@ def write_pass(
     chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
     entropy, confidence = reading.certainty
     is_asked = reading.is_asked
-    if guided is not None:
-        reveal = guided.kept(reveal, chosen, revealed=state.block.revealed, entropy=entropy[:, :width])
+    if constrained is not None:
+        reveal = constrained.kept(reveal, chosen, revealed=state.block.revealed, entropy=entropy[:, :width])
     if reading.plan.is_prefill is not None:
         is_asked = is_asked & ~reading.is_prefill
     state.block.passes = state.block.passes + is_asked
-    if guided is not None or params.copies_drafts:  # the model may not have predicted what is forced or copied
+    if constrained is not None or params.copies_drafts:  # the model may not have predicted what is forced or copied
         entropy = entropy.masked_fill(~reading.known, 0)
     kinds = kinds_of(confidence[:, :width], params.confidences) if params.adapts_drafts else None
     if width < params.block_width:  # what is not fed may be copied
@@ -197,8 +204,8 @@ def write_pass(
         draft = Draft(chosen, reveal)
         of_block = entropy[:, : params.block_width]
         copied, copy_kinds = with_copies(state, draft, entropy=of_block, rows=reading.took_part)
-        if guided is not None:
-            copied = guided_copies(state, draft, copied, policy.companions, vocab_size=policy.vocab_size)
+        if constrained is not None:
+            copied = constrained_copies(state, draft, copied, policy.constraints, vocab_size=policy.vocab_size)
         if kinds is not None:
             is_copied = copied.reveal & ~reveal
             is_copied[:, 0] = True  # the first token is certain: its place says whether there is a copy

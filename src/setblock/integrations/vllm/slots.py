@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.companions.companion import Accompanied
+from setblock.decoding.constraints.constraint import RowConstraints
 from setblock.decoding.settings.asked import decided
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
@@ -76,9 +76,11 @@ class BlockSlots:
             ends=tuple(each for each in ends if each in own),
         )
         state = open_state([written], [params], facts=self.facts, device=self.device, records=False)
-        companions = Accompanied([each.companion(params, vocab_size=self.vocab_size) for each in settings.companions])
-        policy = Policy([params], [companions], vocab_size=self.vocab_size, device=self.device)
-        policy.companions.hear(state)
+        constraints = RowConstraints(
+            [each.constraint(params, vocab_size=self.vocab_size) for each in settings.constraints]
+        )
+        policy = Policy([params], [constraints], vocab_size=self.vocab_size, device=self.device)
+        policy.constraints.update(state)
         self._batch = [_joined([*self._batch, (state, policy)])]
         self._slots.append(slot)
         self.causal[slot] = 1

@@ -1,4 +1,4 @@
-"""Companions of rows: what they hear, and what they allow; alone, in batches, in the engine and in vLLM's slots."""
+"""BatchConstraints of rows: what they hear, and what they allow; alone, in batches, in the engine and in vLLM's slots."""
 
 import functools
 import itertools
@@ -18,7 +18,7 @@ from families import MODES, tiny_sbd
 from integrations.slot_engine import serve
 from naive import full_logits
 from running import Log, check_that_rows_come_and_go_as_alone
-from setblock.decoding.companions.companion import Companion
+from setblock.decoding.constraints.constraint import TokenConstraint
 from setblock.decoding.generate import generate, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
@@ -54,7 +54,7 @@ class Language:
         ((("is", 78), 0), (("is", 79), 1)),
     )
 
-    def companion(self, params: RequestParams, *, vocab_size: int) -> "Walker":
+    def constraint(self, params: RequestParams, *, vocab_size: int) -> "Walker":
         return Walker(self, params.ends, vocab_size)
 
     def allowed(self, state: int, ends: tuple[int, ...], vocab_size: int) -> Tensor:
@@ -85,7 +85,7 @@ def allowed_in(language: Language, state: int, ends: tuple[int, ...], vocab_size
     return torch.tensor(mask)
 
 
-class Walker(Companion):
+class Walker(TokenConstraint):
     """Walks through a language; can go back."""
 
     constrains = True
@@ -111,7 +111,7 @@ class Walker(Companion):
         self.filled += 1
 
 
-class Listener(Companion):
+class Listener(TokenConstraint):
     """Keeps what it hears, and fails where that does not fit together."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Listener(Companion):
         self.certain: list[int] = []
         self.retracted, self.is_over = 0, False
 
-    def companion(self, params: RequestParams, *, vocab_size: int) -> "Listener":
+    def constraint(self, params: RequestParams, *, vocab_size: int) -> "Listener":
         return self
 
     def reveal(self, token_ids: Sequence[int]) -> None:
@@ -139,13 +139,13 @@ class Listener(Companion):
 
 
 @dataclass
-class Stopper(Companion):
+class Stopper(TokenConstraint):
     """Ends the answer after a number of certain tokens."""
 
     after: int
     seen: int = field(default=0, compare=False)
 
-    def companion(self, params: RequestParams, *, vocab_size: int) -> "Stopper":
+    def constraint(self, params: RequestParams, *, vocab_size: int) -> "Stopper":
         return replace(self)
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
@@ -168,14 +168,14 @@ def model(tokenizer: PreTrainedTokenizerBase, mode: str = "shifted") -> SBDModel
 
 def requests(method: Any) -> list[DecodingSettings]:
     """Of all kinds, every third without a language."""
-    base = DecodingSettings(method=method, max_new_tokens=19, block_size=6, companions=(Language(),))
+    base = DecodingSettings(method=method, max_new_tokens=19, block_size=6, constraints=(Language(),))
     found = [
         replace(base, sampler=sampler, temperature=temperature, seed=7)
         for sampler, temperature in itertools.product(SAMPLERS, (0.0, 0.9))
     ]
     found[1] = replace(found[1], repetition_penalty=1.5, top_p=0.9)
     found[4] = replace(found[4], banned_tokens=(2, 7, 12, 17), min_p=0.01)
-    return [replace(each, companions=()) if place % 3 == 2 else each for place, each in enumerate(found)]
+    return [replace(each, constraints=()) if place % 3 == 2 else each for place, each in enumerate(found)]
 
 
 def naive_ntp(sbd: SBDModel, prompt: list[int], language: Language, *, tokens: int) -> list[int]:
@@ -200,11 +200,11 @@ def test_exact_is_next_token_decoding_within_the_language(
     for prompt, each, ours, theirs in zip(rows, settings, exact, ntp, strict=True):
         assert ours.token_ids == theirs.token_ids
         assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason)
-        plain = each.companions and not (each.temperature or each.banned_tokens or each.repetition_penalty != 1)
+        plain = each.constraints and not (each.temperature or each.banned_tokens or each.repetition_penalty != 1)
         if plain:
             assert theirs.token_ids == naive_ntp(sbd, prompt, Language(), tokens=19)
     # Some drafts were right, and some wrong
-    with_language = [each for each, asked in zip(exact, settings, strict=True) if asked.companions]
+    with_language = [each for each, asked in zip(exact, settings, strict=True) if asked.constraints]
     assert any(each.passes.decoding < each.num_tokens for each in with_language)
 
 
@@ -220,7 +220,7 @@ def test_every_answer_is_in_the_language_and_is_what_it_is_alone(
     rows = [prompts[n % 3] for n in range(len(settings))]
     for prompt, each, found in zip(rows, settings, answers(sbd, rows, settings), strict=True):
         assert found.finish_reason in ("stop", "length")
-        if each.companions:
+        if each.constraints:
             written = [token_id for token_id in found.token_ids if token_id != END]
             assert Language().states(written)[-1] == 0 or found.finish_reason == "length"
         (alone,) = answers(sbd, [prompt], [each])
@@ -239,7 +239,7 @@ def test_what_comes_after_a_gap_is_not_known_and_stays_masked(
         sampler=InOrder(ORDERS["right to left"]),
         block_size=6,
         max_new_tokens=18,
-        companions=(Language(),),
+        constraints=(Language(),),
     )
     batch = static_batch(sbd, [prompts[0]], [settings])
     for step in batch.steps():
@@ -247,7 +247,7 @@ def test_what_comes_after_a_gap_is_not_known_and_stays_masked(
         assert places == list(range(places[0], places[0] + len(places)))
         answer = batch.state.answer_of(0).tolist()
         assert len(Language().states(answer)) == len(answer) + 1
-    free = answers(sbd, [prompts[0]], [replace(settings, companions=())])[0]
+    free = answers(sbd, [prompts[0]], [replace(settings, constraints=())])[0]
     assert free.revealed_by != sorted(free.revealed_by)  # without a language it does begin at the right
 
 
@@ -257,7 +257,7 @@ def test_what_the_language_forces_costs_no_entropy(
     sbd = model(trained_tokenizer)
     sbd.end_of_text_ids = ()
     forced = Language(edges=tuple(((("is", 20 + state), (state + 1) % 9),) for state in range(9)))
-    settings = DecodingSettings(sampler=EntropyBounded(0.0), block_size=6, max_new_tokens=25, companions=(forced,))
+    settings = DecodingSettings(sampler=EntropyBounded(0.0), block_size=6, max_new_tokens=25, constraints=(forced,))
     found = generate(sbd, "x", settings=settings, raw=True)
     assert found.token_ids == [20 + n % 9 for n in range(25)]
     assert max(found.entropy) == 0
@@ -268,7 +268,7 @@ def test_what_the_language_forces_costs_no_entropy(
 def test_the_engine_gives_what_a_request_gives_alone(
     method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """Rows join and leave with their companions, and lose their cache on the way."""
+    """Rows join and leave with their constraints, and lose their cache on the way."""
     sbd = model(trained_tokenizer)
     settings = requests(method)[:9]
     wanted = [Request(str(n), prompts[n % 3], each) for n, each in enumerate(settings)]
@@ -280,7 +280,7 @@ def test_the_engine_gives_what_a_request_gives_alone(
 def test_vllms_slots_give_what_generate_gives(
     method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """Also after an interruption, when companions hear anew of what was handed over."""
+    """Also after an interruption, when constraints hear anew of what was handed over."""
     sbd = model(trained_tokenizer)
     settings = requests(method)[:4]
     rows = [prompts[n % 3] for n in range(len(settings))]
@@ -301,7 +301,7 @@ def test_a_companion_hears_of_all_that_becomes_of_its_row(
             sampler=sampler,
             block_size=6,
             max_new_tokens=17,
-            companions=(listener,),
+            constraints=(listener,),
         )
         for sampler, listener in zip(SAMPLERS, listeners, strict=True)
     ]
@@ -327,7 +327,7 @@ def test_a_companion_can_end_the_answer(
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=6, max_new_tokens=20)
     whole = generate(sbd, prompts[0], settings=settings)
-    stopped = replace(settings, companions=(stopper(8),))
+    stopped = replace(settings, constraints=(stopper(8),))
     *chunks, last = stream(sbd, prompts[0], settings=stopped)
     assert last.generation is not None
     assert "".join(chunk.text for chunk in [*chunks, last]) == last.generation.text
@@ -355,7 +355,7 @@ def test_where_nothing_may_come_the_row_ends_in_an_error(
     dead_end = Language(edges=(((("mod", 5, 1), 1),), ((("is", 42), 2),), ()))
     for method in ("sbd", "exact", "ntp"):
         base = DecodingSettings(method=method, sampler=EntropyBounded(math.inf), block_size=6, max_new_tokens=9)  # type: ignore[arg-type]
-        dead, other = answers(sbd, [prompts[0]] * 2, [replace(base, companions=(dead_end,)), base])
+        dead, other = answers(sbd, [prompts[0]] * 2, [replace(base, constraints=(dead_end,)), base])
         assert (dead.finish_reason, other.finish_reason) == ("error", "length")
         assert len(dead.token_ids) == 2
         assert dead.token_ids[1] == 42

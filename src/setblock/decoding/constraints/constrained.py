@@ -1,6 +1,6 @@
-"""Restrict logits to what companions allow, given all that comes before each position.
+"""Restrict logits to what constraints allow, given all that comes before each position.
 
-Knows the order in which companions have to be asked. Where something before a position is neither revealed nor chosen in the
+Knows the order in which constraints have to be asked. Where something before a position is neither revealed nor chosen in the
 same pass, what may come there is not known yet, and it stays masked. Where only one token may come, it is known without the
 model's logits.
 """
@@ -10,37 +10,37 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setblock.decoding.companions.companion import Companions
+from setblock.decoding.constraints.constraint import BatchConstraints
 from setblock.decoding.drafts.lookup import Draft
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, choose_tokens
 from setblock.decoding.step.logits import Logits, most_likely
 
 
-def guided_check(state: BatchState, given: Logits, companions: Companions) -> Logits:
+def constrained_check(state: BatchState, given: Logits, constraints: BatchConstraints) -> Logits:
     """Mask the logits at which drafts are checked. What may come at a place was asked when the draft was made: before it
     stands the same. A copied draft may be one that a request bans, and leave no token."""
     if given.checked is None:
         return given
     positions, known = given.checked.positions.tolist(), given.checked.known.tolist()
     logits = given.logits.clone()
-    for row in companions.constrained:
-        start, allowed = state.params.rows[row].prompt_length, companions.rows[row].allowed
+    for row in constraints.constrained:
+        start, allowed = state.params.rows[row].prompt_length, constraints.rows[row].allowed
         for column, is_known in enumerate(known[row]):
             if is_known:
                 here = allowed[positions[row][column] - start].to(logits.device)
                 logits[row, given.width + column].masked_fill_(~here, -torch.inf)
-    guided = given.with_logits(logits)
-    assert guided.checked is not None
-    stuck = (given.checked.is_finite & ~guided.checked.is_finite & given.checked.known).any(dim=1).tolist()
-    for row in companions.constrained:
-        companions.rows[row].is_stuck = stuck[row]
-    return guided
+    constrained = given.with_logits(logits)
+    assert constrained.checked is not None
+    stuck = (given.checked.is_finite & ~constrained.checked.is_finite & given.checked.known).any(dim=1).tolist()
+    for row in constraints.constrained:
+        constraints.rows[row].is_stuck = stuck[row]
+    return constrained
 
 
 @dataclass(frozen=True)
-class GuidedBlock:
-    """Hold a block's logits and candidates under what companions allow."""
+class ConstrainedBlock:
+    """Hold a block's logits and candidates under what constraints allow."""
 
     logits: Logits  # of constrained rows, -inf where a token may not come
     candidates: Tensor  # [B, k] bool; of constrained rows, as far as it is known what may come, and what is forced
@@ -61,17 +61,17 @@ class GuidedBlock:
         return torch.where(self.is_constrained, wanted & before, reveal)
 
 
-def guided_block(
-    state: BatchState, block: Logits, candidates: Tensor, companions: Companions, *, draws: Draws
-) -> GuidedBlock:
-    """Ask constrained rows' companions, position by position and all rows at once, giving each position a token on the way.
+def constrained_block(
+    state: BatchState, block: Logits, candidates: Tensor, constraints: BatchConstraints, *, draws: Draws
+) -> ConstrainedBlock:
+    """Ask constrained rows' constraints, position by position and all rows at once, giving each position a token on the way.
     `candidates` [B, k] bool are masked positions of which the pass says something."""
     logits, tentative = block.logits.clone(), torch.zeros_like(block.positions)
     left = candidates.clone()
-    left[companions.constrained] = False
+    left[constraints.constrained] = False
     wanted, revealed, masked = candidates.tolist(), state.block.revealed.tolist(), state.candidates().tolist()
     has_spoken = block.known.any(dim=1).tolist()  # what a row is given depends on its own passes only
-    walking = [row for row in companions.constrained if has_spoken[row]]
+    walking = [row for row in constraints.constrained if has_spoken[row]]
     told = dict.fromkeys(walking, 0)
     for column in range(candidates.shape[1]):
         # 1. Who is still without a gap, and needs to know what may come here?
@@ -82,7 +82,7 @@ def guided_block(
         if not asking:
             continue
         allowed = torch.ones((len(asking), logits.shape[-1]), dtype=torch.bool)
-        companions.fill(asking, allowed)
+        constraints.fill(asking, allowed)
 
         # 2. A token for it, unless nothing may come, or there is a choice and nothing to choose by
         index, columns = torch.tensor(asking, device=logits.device), slice(column, column + 1)
@@ -96,7 +96,7 @@ def guided_block(
         is_open = best.logits[:, 0].isfinite().tolist()
         is_forced = (allowed.sum(dim=1) == 1).tolist()
         for place, (row, token_id) in enumerate(zip(asking, chosen[:, 0].tolist(), strict=True)):
-            each = companions.rows[row]
+            each = constraints.rows[row]
             if not is_open[place] or not (wanted[row][column] or is_forced[place]):
                 walking.remove(row)
                 # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
@@ -105,42 +105,44 @@ def guided_block(
                 state.answer.failed[row] |= each.is_stuck
                 continue
             left[row, column], tentative[row, column] = True, token_id
-            each.allowed[len(each.heard) + told[row]] = allowed[place]
+            each.allowed[len(each.received) + told[row]] = allowed[place]
             if token_id in state.params.rows[row].ends:
                 walking.remove(row)
             told[row] += 1
-            for guide in each.guides:
-                guide.reveal([token_id])
+            for constraint in each.restricting:
+                constraint.reveal([token_id])
     for row, count in told.items():
-        for guide in companions.rows[row].guides if count else ():
-            guide.retract(count)
+        for constraint in constraints.rows[row].restricting if count else ():
+            constraint.retract(count)
     is_constrained = torch.zeros_like(state.answer.finished)
-    is_constrained[companions.constrained] = True
-    return GuidedBlock(block.with_logits(logits), left, is_constrained[:, None], tentative)
+    is_constrained[constraints.constrained] = True
+    return ConstrainedBlock(block.with_logits(logits), left, is_constrained[:, None], tentative)
 
 
-def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Companions, *, vocab_size: int) -> Draft:
-    """Return what is copied into constrained rows: as far as companions allow it, with the tokens that they force. `draft` is
+def constrained_copies(
+    state: BatchState, draft: Draft, copied: Draft, constraints: BatchConstraints, *, vocab_size: int
+) -> Draft:
+    """Return what is copied into constrained rows: as far as constraints allow it, with the tokens that they force. `draft` is
     what the pass reveals without copies, and `copied` the same with copies, as if any token were allowed."""
     token_ids, reveal = copied.token_ids.clone(), copied.reveal.clone()
-    token_ids[companions.constrained] = draft.token_ids[companions.constrained]
-    reveal[companions.constrained] = draft.reveal[companions.constrained]
+    token_ids[constraints.constrained] = draft.token_ids[constraints.constrained]
+    reveal[constraints.constrained] = draft.reveal[constraints.constrained]
     wanted, candidates = (copied.reveal & ~draft.reveal).tolist(), state.candidates().tolist()
     here = torch.where(state.block.revealed, state.tokens.gather(1, state.block.positions), draft.token_ids).tolist()
-    for row in companions.constrained:
+    for row in constraints.constrained:
         if not any(wanted[row]):
             continue
         stands = (state.block.revealed[row] | draft.reveal[row]).tolist()
-        each, params = companions.rows[row], state.params.rows[row]
+        each, params = constraints.rows[row], state.params.rows[row]
         start = int(state.block.start[row]) - params.prompt_length
         told, is_copy = 0, True
-        for column in range(len(each.heard) - start, len(stands)):
+        for column in range(len(each.received) - start, len(stands)):
             token_id = here[row][column]
             if not stands[column]:
                 if not candidates[row][column]:
                     break
                 allowed = torch.ones((1, vocab_size), dtype=torch.bool)
-                companions.fill([row], allowed)
+                constraints.fill([row], allowed)
                 token_id, forced = int(copied.token_ids[row, column]), int(allowed[0].byte().argmax())
                 if int(allowed.sum()) == 1:
                     token_id, is_copy = forced, is_copy and token_id == forced
@@ -151,10 +153,10 @@ def guided_copies(state: BatchState, draft: Draft, copied: Draft, companions: Co
             elif token_id != int(copied.token_ids[row, column]):
                 is_copy = False  # the model's own token, from which the copy would continue otherwise
             told += 1
-            for guide in each.guides:
-                guide.reveal([token_id])
+            for constraint in each.restricting:
+                constraint.reveal([token_id])
             if token_id in params.ends:
                 break
-        for guide in each.guides if told else ():
-            guide.retract(told)
+        for constraint in each.restricting if told else ():
+            constraint.retract(told)
     return Draft(token_ids, reveal)
