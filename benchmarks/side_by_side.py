@@ -68,12 +68,12 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
         OURS_PLAIN: DecodingSettings(method="ntp", **limit),
         **{
             f"ours, blocks, gamma {gamma:g}": settings_asked({"method": "sbd", "gamma": gamma, **limit})
-            for gamma in (() if sbd.facts is None else options.gammas)
+            for gamma in (() if sbd.sbd_config is None else options.gammas)
         },
         "ours, exact": DecodingSettings(method="exact", **limit),
         "ours, exact, with copies": DecodingSettings(method="exact", prompt_lookup=options.prompt_lookup, **limit),
     }
-    if sbd.facts is None:
+    if sbd.sbd_config is None:
         del settings["ours, exact"]  # whose drafts are copies
     contenders = [
         transformers(PLAIN, sbd.model, max_new_tokens=options.answer_tokens),

@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
     at_least_one(parser, options, "rounds")
     results = begin("structured", options) | {"model": options.model or "bundled"}
     model = setblock.load(options.model, dtype=options.weights) if options.model else setblock.load()
-    methods = ["ntp", "exact"] if model.facts is None else ["ntp", "exact", "sbd"]
+    methods = ["ntp", "exact"] if model.sbd_config is None else ["ntp", "exact", "sbd"]
     if options.messages:
         cases = messages(options.messages)
     elif options.quick:

@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.sbd_model import SBDModel
 
 CONTEXT = 128
@@ -105,7 +105,7 @@ def small_llama(vocab_size: int) -> LlamaForCausalLM:
 
 def with_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, mask_token_id: int = 1) -> SBDModel:
     """A model for tests of training that never look at text: one of its own ids serves as its mask token."""
-    return SBDModel(model, tokenizer, facts=SBDFacts(mask_token_id=mask_token_id))
+    return SBDModel(model, tokenizer, sbd_config=SBDModelConfig(mask_token_id=mask_token_id))
 
 
 def tiny_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "unshifted", **overrides: Any) -> SBDModel:

@@ -29,14 +29,14 @@ FullLogits = Callable[[Any, list[int], int], Tensor]
 def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     """Return the logits [T, V] of one full pass; the tokens from `block_start` on attend each other in both directions, unless
     the model's blocks are causal."""
-    assert model.facts is not None
+    assert model.sbd_config is not None
     config = model.model.config.get_text_config()
     length = len(tokens)
     masks = {}
     for kind, window in layer_windows(config).items():
         # A row for each query, which sees the keys from its first to before its last
         queries, keys = torch.arange(length)[:, None], torch.arange(length)
-        sees_all = (queries >= block_start) & (not model.facts.causal_block)
+        sees_all = (queries >= block_start) & (not model.sbd_config.causal_block)
         last = torch.where(sees_all, length, queries + 1)
         first = 0 if window is None else (queries - window + 1).clamp(min=0)
         allowed = (keys >= first) & (keys < last)
@@ -52,8 +52,8 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
             use_cache=False,
         )
     logits: Tensor = output.logits[0].float().cpu()
-    if model.facts.mask_token_id is not None:
-        logits[:, model.facts.mask_token_id] = -torch.inf
+    if model.sbd_config.mask_token_id is not None:
+        logits[:, model.sbd_config.mask_token_id] = -torch.inf
     return logits
 
 
@@ -71,8 +71,8 @@ def naive_decode(
     Returns:
         The generated token ids, end-of-text included, and the number of passes after the prefill.
     """
-    facts, block_size, new_tokens = model.facts, settings.block_size, settings.max_new_tokens
-    assert facts is not None
+    sbd_config, block_size, new_tokens = model.sbd_config, settings.block_size, settings.max_new_tokens
+    assert sbd_config is not None
     assert block_size is not None
     assert new_tokens is not None
     written, limit, passes = list(prompt), len(prompt) + new_tokens, 0
@@ -84,7 +84,7 @@ def naive_decode(
             model, forward(model, written + _masked(model, block, settings, start), start), start, len(block)
         )
         # 2. The first token of the answer is known as soon as the prompt is: the prefill gives it
-        at_prefill = facts.first_token_from_causal and start == len(prompt) and block[0] is None
+        at_prefill = sbd_config.first_token_from_causal and start == len(prompt) and block[0] is None
         passes += not at_prefill
         # 3. Reveal
         reachable = range(1) if at_prefill else range(len(block))
@@ -220,11 +220,11 @@ def _nothing() -> Memory:
 
 
 def _masked(model: LanguageModel, block: Block, settings: DecodingSettings, start: int) -> list[int]:
-    assert model.facts is not None
-    noise = [model.facts.mask_token_id] * len(block)
-    if model.facts.noise_vocab_size is not None:
+    assert model.sbd_config is not None
+    noise = [model.sbd_config.mask_token_id] * len(block)
+    if model.sbd_config.noise_vocab_size is not None:
         seeds, positions = torch.tensor([settings.seed]), start + torch.arange(len(block))[None]
-        noise = random_tokens(seeds, positions, vocab_size=model.facts.noise_vocab_size)[0].tolist()
+        noise = random_tokens(seeds, positions, vocab_size=model.sbd_config.noise_vocab_size)[0].tolist()
     return [instead if token is None else token for token, instead in zip(block, noise, strict=True)]
 
 
@@ -259,9 +259,9 @@ def _block_logits(
     model: LanguageModel, logits: Tensor, start: int, size: int, *, first_from_causal: bool = False
 ) -> Tensor:
     """Return the block's logits [size, V] at `start` from the logits [T, V] of a whole pass."""
-    assert model.facts is not None
-    shift = int(model.facts.logit_shift)
+    assert model.sbd_config is not None
+    shift = int(model.sbd_config.logit_shift)
     of_block = torch.stack([logits[start + i - shift] for i in range(size)])
-    if model.facts.first_token_from_causal or first_from_causal:
+    if model.sbd_config.first_token_from_causal or first_from_causal:
         of_block[0] = logits[start - 1]
     return of_block

@@ -107,7 +107,7 @@ from setblock.integrations.lm_eval.arguments import request_settings, settings_f
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of as of_the_server
-from setblock.model.protocol.facts import CalibratedSetting
+from setblock.model.protocol.sbd_config import CalibratedSetting
 from setblock.training.inputs.noising import Noising, noise_row
 from setblock.training.recipe import load_recipe
 

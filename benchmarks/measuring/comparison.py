@@ -64,7 +64,7 @@ def compared(
     times = interleaved(
         {
             kind: passes(sbd, kind, block_size=block_size, kv_length=length)["library"]
-            for kind in (() if sbd.facts is None else ("one token", "block", "fused"))
+            for kind in (() if sbd.sbd_config is None else ("one token", "block", "fused"))
         },
         repeats=repeats,
     )

@@ -24,7 +24,7 @@ from setblock.decoding.step.logits import read_logits
 from setblock.masks import decode_mask
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import PaddedRunner, SlotCache, logits_at
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.shape import CONFIGS, shape_of
@@ -91,15 +91,15 @@ def random_model(
 def prepared(model: Any, *, block_size: int = 16) -> SBDModel:
     """Return a model as one that was trained for blocks, whose answers never end. Its tokenizer is never asked for
     text."""
-    facts = SBDFacts(mask_token_id=model.config.vocab_size - 1, block_sizes=(block_size,))
-    sbd = SBDModel(model, train_tokenizer([], vocab_size=261), facts=facts)
+    sbd_config = SBDModelConfig(mask_token_id=model.config.vocab_size - 1, block_sizes=(block_size,))
+    sbd = SBDModel(model, train_tokenizer([], vocab_size=261), sbd_config=sbd_config)
     sbd.end_of_text_ids = ()
     return sbd
 
 
 def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
     """Return the same model, compiled; the one given stays as it is."""
-    other = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts, quantization=sbd.quantization)
+    other = SBDModel(sbd.model, sbd.tokenizer, sbd_config=sbd.sbd_config, quantization=sbd.quantization)
     other.end_of_text_ids, other.draft_text = sbd.end_of_text_ids, sbd.draft_text
     other.compile(backend=backend)
     return other
@@ -107,7 +107,7 @@ def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
 
 def prepacked(sbd: SBDModel) -> SBDModel:
     """Return a copy of the model, its weights prepacked; the one given stays as it is."""
-    other = SBDModel(copy.deepcopy(sbd.model), sbd.tokenizer, facts=sbd.facts)
+    other = SBDModel(copy.deepcopy(sbd.model), sbd.tokenizer, sbd_config=sbd.sbd_config)
     other.end_of_text_ids, other.draft_text = sbd.end_of_text_ids, sbd.draft_text
     other.prepack()
     return other
@@ -226,9 +226,9 @@ def passes(
         queries=positions.shape[1],
         keys=fed,
     )
-    assert sbd.facts is not None
-    assert sbd.facts.mask_token_id is not None  # no measured model is of UNO's form
-    tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.facts.mask_token_id)
+    assert sbd.sbd_config is not None
+    assert sbd.sbd_config.mask_token_id is not None  # no measured model is of UNO's form
+    tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.sbd_config.mask_token_id)
     places = torch.arange(positions.numel(), device=sbd.device).view(batch, -1)[:, -block_size:]
     outputs = places.flatten()
     wrapped, grouped = sbd.compiled.model if sbd.compiled else None, GroupedAttention(sbd.model)

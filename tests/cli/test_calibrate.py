@@ -15,7 +15,7 @@ from setblock.errors import ParameterError
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.evaluation.tracing import trace
 from setblock.model.loading.named import BUNDLED_MODEL
-from setblock.model.protocol.facts import CONFIG_KEY
+from setblock.model.protocol.sbd_config import CONFIG_KEY
 
 N = 400
 TOLERANCE = ("--tolerance", "accuracy=5")
@@ -115,7 +115,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
         asked = ("--tolerance", tolerance, "--domain", domain)
         assert run("calibrate", "--model", copied, "--results", sweep_file, *asked).code == 0
     model = load(copied)
-    assert [each.domain for each in model.facts.calibrations] == ["sums", "sums", "prose", "prose"]
+    assert [each.domain for each in model.sbd_config.calibrations] == ["sums", "sums", "prose", "prose"]
     assert model_fingerprint(model) == json.loads(sweep_file.read_text().splitlines()[0])["run"]["model"]["fingerprint"]
     assert calibration_for(model, method="exact").nfe_speedup == 2
     assert calibration_for(model, method="sbd").nfe_speedup == 4
@@ -126,7 +126,7 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
         calibration_for(model, method="sbd", domain="verse")
     # Trained further, it is another model
     model.prepare_for_training(block_sizes=[4], logit_shift=True)
-    assert model.facts.calibrations == ()
+    assert model.sbd_config.calibrations == ()
 
 
 def test_a_copy_or_nothing_is_written(run, sbd_folder, sweep_file, tmp_path):
@@ -138,7 +138,7 @@ def test_a_copy_or_nothing_is_written(run, sbd_folder, sweep_file, tmp_path):
     copy = tmp_path / "copy"
     assert f"written to {copy / 'config.json'}" in run(*common, "--output", copy).stdout
     assert (sbd_folder / "config.json").read_bytes() == before
-    assert load(copy).facts.calibrations
+    assert load(copy).sbd_config.calibrations
     assert sorted(each.name for each in copy.iterdir()) == sorted(each.name for each in sbd_folder.iterdir())
     assert "exists already: --output must be a new folder" in run(*common, "--output", copy).message
 

@@ -189,8 +189,8 @@ def test_drafts_that_are_not_numbers_fail_no_exact_row(
 ) -> None:
     """Plain decoding reads no mask token, so one that breaks every pass over a block is nothing to it."""
     sbd = tiny_sbd("llama", trained_tokenizer, mode=mode)
-    assert sbd.facts is not None
-    spoiled(sbd, sbd.facts.mask_token_id)
+    assert sbd.sbd_config is not None
+    spoiled(sbd, sbd.sbd_config.mask_token_id)
     exact = DecodingSettings(max_new_tokens=20, block_size=5, prompt_lookup=lookup)
     settings = [replace(exact, temperature=each) for each in (0.0, 1.0)]
     found = answers(sbd, [prompts[1]] * 2, settings)

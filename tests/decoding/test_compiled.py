@@ -187,7 +187,7 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
     needed = data.draw(st.integers(1, 2 * size))
     drafts = data.draw(st.sampled_from(["fixed", "adaptive"]))
     params = RequestParams(DecodingSettings(method=method, drafts=drafts), size, 5, 5 + 3 * k, ())
-    state = open_state([[1] * 5], [params], facts=None, device=torch.device("cpu"))
+    state = open_state([[1] * 5], [params], sbd_config=None, device=torch.device("cpu"))
     queries, places, outputs = fixed_sizes(state.params, needed)
     assert needed <= queries in (1, size, 2 * size)
     assert places == 1  # nothing is fed as a block
@@ -197,7 +197,7 @@ def test_fixed_sizes_are_few_and_large_enough(k: int, method: Any, data: st.Data
 @given(k=st.integers(1, 64), data=st.data())
 def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> None:
     params = RequestParams(DecodingSettings("sbd"), block_size=k, prompt_length=5, limit=5 + 3 * k, ends=())
-    state = open_state([[1] * 5] * 3, [params] * 3, facts=None, device=torch.device("cpu"))
+    state = open_state([[1] * 5] * 3, [params] * 3, sbd_config=None, device=torch.device("cpu"))
     ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
     schedules = [RowSchedule(5, end, 5, is_prefill=False) for end in ends]
     runners = [SimpleNamespace(fixed_keys=keys, fuses_commit=True, branched=0) for keys in (None, 256)]

@@ -70,7 +70,7 @@ def test_cached_equals_naive_and_commits_exactly(
 def test_ntp_mode_is_the_models_own_generate(
     family: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """With SBD facts and without them, in one ragged batch."""
+    """With SBD config and without them, in one ragged batch."""
     never_prepared = SBDModel(tiny_model(family, vocab_size=len(trained_tokenizer)), trained_tokenizer)
     for sbd in (never_prepared, tiny_sbd(family, trained_tokenizer, mode="shifted")):
         batch = decoded(sbd, prompts, [DecodingSettings(method="ntp", max_new_tokens=20)] * 3)

@@ -25,9 +25,9 @@ def sbd(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizerBa
     """The mask token's embedding is no number, and so are its keys and values: 0 times these is none, either."""
     made = tiny_sbd("llama", trained_tokenizer, mode="shifted", tie_word_embeddings=False)
     made.end_of_text_ids = ()
-    assert made.facts is not None
+    assert made.sbd_config is not None
     with torch.no_grad():
-        made.model.get_input_embeddings().weight[made.facts.mask_token_id] = request.param
+        made.model.get_input_embeddings().weight[made.sbd_config.mask_token_id] = request.param
     return made
 
 
@@ -56,8 +56,8 @@ def test_method_sbd_still_says_that_its_tokens_are_no_numbers(sbd: SBDModel, pro
 
 @pytest.mark.parametrize("method", ["exact", "ntp"])
 def test_a_prompt_that_is_no_number_still_ends_the_answer(method: Any, sbd: SBDModel, prompts: list[list[int]]) -> None:
-    assert sbd.facts is not None
-    prompt = [*prompts[0][:4], sbd.facts.mask_token_id, *prompts[0][4:]]
+    assert sbd.sbd_config is not None
+    prompt = [*prompts[0][:4], sbd.sbd_config.mask_token_id, *prompts[0][4:]]
     (found,) = answers(sbd, [prompt], [replace(SETTINGS, method=method)])
     assert (found.finish_reason, found.token_ids) == ("error", [])
 

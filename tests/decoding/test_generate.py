@@ -48,8 +48,8 @@ def questions() -> list[str]:
 
 def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
     """20 tokens in blocks of 8, 8 and 4."""
-    assert sbd.facts is not None
-    first_is_known = sbd.facts.first_token_from_causal
+    assert sbd.sbd_config is not None
+    first_is_known = sbd.sbd_config.first_token_from_causal
     cases = {
         WHOLE_BLOCK: PassCounts(prefill=1, block=1, commit=2),
         # The commit pass, or the prefill, gives the first token away where it is causal
@@ -85,8 +85,8 @@ def test_forward_passes_are_as_wide_as_they_should_be(
         pass
     last = tokens - 2 * block_size
     assert fed == [(1, len(prompts[0])), (1, block_size), (1, 2 * block_size), (1, block_size + last)]
-    assert sbd.facts is not None
-    wanted = [1, block_size - sbd.facts.first_token_from_causal, block_size, last]
+    assert sbd.sbd_config is not None
+    wanted = [1, block_size - sbd.sbd_config.first_token_from_causal, block_size, last]
     assert read == [16 if 6 < outputs < 16 else outputs for outputs in wanted]
 
 
@@ -172,9 +172,9 @@ def test_the_mask_token_is_never_an_answer(
 ) -> None:
     """Even where the model likes nothing better."""
     sbd = tiny_sbd("gpt2", trained_tokenizer, tie_word_embeddings=False)
-    assert sbd.facts is not None
+    assert sbd.sbd_config is not None
     head = torch.nn.Linear(32, len(trained_tokenizer))
-    head.bias.data[sbd.facts.mask_token_id] = 1e4
+    head.bias.data[sbd.sbd_config.mask_token_id] = 1e4
     sbd.model.set_output_embeddings(head)
     for settings in (
         DecodingSettings(method="sbd", block_size=4, max_new_tokens=10),
@@ -182,13 +182,13 @@ def test_the_mask_token_is_never_an_answer(
         DecodingSettings(method="ntp", max_new_tokens=10),
     ):
         batch = decoded(sbd, prompts[:1], [replace(settings, sampler=EntropyBounded(4.0))])
-        assert sbd.facts.mask_token_id not in batch.generation(0).token_ids
+        assert sbd.sbd_config.mask_token_id not in batch.generation(0).token_ids
 
 
 def test_a_mask_token_in_a_prompt_or_an_answer_is_not_a_masked_position(sbd: SBDModel) -> None:
     """What is revealed is a flag of its own: a prompt may hold the mask token's id."""
-    assert sbd.facts is not None
-    prompt = [10, sbd.facts.mask_token_id, 20]
+    assert sbd.sbd_config is not None
+    prompt = [10, sbd.sbd_config.mask_token_id, 20]
     settings = DecodingSettings(method="sbd", block_size=4, max_new_tokens=8, sampler=WHOLE_BLOCK)
     batch = decoded(sbd, [prompt], [settings])
     assert batch.state.tokens[0, :3].tolist() == prompt

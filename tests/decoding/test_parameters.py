@@ -219,9 +219,9 @@ def test_banned_tokens_never_appear(
 
 def test_banning_everything_is_an_error(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer)
-    assert sbd.facts is not None
+    assert sbd.sbd_config is not None
     sbd.end_of_text_ids = (0,)
-    mask = sbd.facts.mask_token_id
+    mask = sbd.sbd_config.mask_token_id
     most = [token_id for token_id in range(300) if token_id not in (0, mask)]
     for fields, message in (
         ({"banned_tokens": range(300)}, "banned_tokens must leave the model a token, not ban all 300"),
@@ -251,7 +251,7 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     )
     params = RequestParams(settings, block_size=1, prompt_length=5, limit=9, ends=(0, 9))
     rules = logit_rules([params], vocab_size=30, device=torch.device("cpu"))
-    state = open_state([prompt.tolist()], [params], facts=None, device=torch.device("cpu"))
+    state = open_state([prompt.tolist()], [params], sbd_config=None, device=torch.device("cpu"))
     positions = torch.tensor([[6, 7]])
     ours = rules.apply(state, Logits(logits, positions, positions > 0, most_likely(logits), width=2)).logits
     expected = SequenceBiasLogitsProcessor({(3,): bias, (4,): -bias})(prompt[None], logits[0, :1])
@@ -310,8 +310,8 @@ def test_draws_with_cuts_follow_what_is_left(trained_tokenizer: PreTrainedTokeni
     prompt, count = [20, 30, 40], 2000
     with torch.no_grad():
         logits = sbd.model(input_ids=torch.tensor([prompt])).logits[0, -1]
-    assert sbd.facts is not None
-    logits[sbd.facts.mask_token_id] = -torch.inf
+    assert sbd.sbd_config is not None
+    logits[sbd.sbd_config.mask_token_id] = -torch.inf
     settings = DecodingSettings(method="ntp", max_new_tokens=1, temperature=2.5, top_k=9, top_p=0.9, min_p=0.02)
     warped = TopPLogitsWarper(0.9)(None, TopKLogitsWarper(9)(None, logits[None] / 2.5))
     expected = MinPLogitsWarper(0.02)(None, warped)[0].softmax(dim=-1).double() * count

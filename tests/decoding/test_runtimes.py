@@ -26,8 +26,8 @@ from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runtime import LanguageModel, ModelInput, PagedRunner
+from setblock.model.protocol.sbd_config import SBDModelConfig
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
@@ -39,7 +39,7 @@ class NaiveModel:
     """A model of one layer of attention, in float64. Not a `torch.nn.Module`: a dozen matrices and what is done with them."""
 
     tokenizer: PreTrainedTokenizerBase
-    facts: SBDFacts | None
+    sbd_config: SBDModelConfig | None
     fuses_commit: bool = False
     end_of_text_ids: Sequence[int] = (0,)
     draft_text: DraftText | None = None
@@ -127,7 +127,7 @@ def by_hand(model: Any, tokens: list[int], block_start: int) -> Tensor:
 
 
 def naive_model(tokenizer: PreTrainedTokenizerBase, mode: str = "shifted", **changes: Any) -> NaiveModel:
-    return NaiveModel(tokenizer, SBDFacts(mask_token_id=MASK, block_sizes=(2, 16), **MODES[mode]), **changes)
+    return NaiveModel(tokenizer, SBDModelConfig(mask_token_id=MASK, block_sizes=(2, 16), **MODES[mode]), **changes)
 
 
 SAMPLERS: list[Sampler] = [EntropyBounded(4.0), EntropyBounded(0.0), EntropyBounded(math.inf), FixedCount(3)]

@@ -167,7 +167,7 @@ def test_drafts_that_requests_learn_from_each_other(
     settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=30, prompt_lookup=2)
     cases = list(product(prompts, range(4)))
     alone = [generate(sbd, prompt, settings=settings).token_ids for prompt, _ in cases]
-    fresh = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts)
+    fresh = SBDModel(sbd.model, sbd.tokenizer, sbd_config=sbd.sbd_config)
     assert at_once([lambda p=p: generate(fresh, p, settings=settings).token_ids for p, _ in cases]) == alone  # type: ignore[misc]
 
 

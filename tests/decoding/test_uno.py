@@ -51,7 +51,7 @@ def model(
     sbd.prepare_for_training(block_sizes=[4, 8], logit_shift=True, noisy_adapter=True, **request.param)
     save_with_random_adapter(sbd, folder, alpha=8)
     loaded = load(folder)
-    assert loaded.facts == sbd.facts
+    assert loaded.sbd_config == sbd.sbd_config
     loaded.end_of_text_ids = ()
     return loaded
 
@@ -158,19 +158,19 @@ def doubled(
     model: SBDModel, documents: list[Document], *, packed: bool, seed: int = 0
 ) -> tuple[dict[str, Tensor], TrainingInputs]:
     """A row of some documents, and the inputs of training on it."""
-    facts = model.facts
-    assert facts is not None
+    sbd_config = model.sbd_config
+    assert sbd_config is not None
     batch = as_batch([RowDataset(pack(documents, row_length=40, pad_token_id=0))[0]], pad_token_id=0)
     inputs = doubled_inputs(
         batch,
         block_size=6,
         noising=Noising(noise_on="targets", mask_rate_per="block", complete_last_block=True),
         logit_shift=True,
-        noise_ids=facts.noise_ids,
+        noise_ids=sbd_config.noise_ids,
         end_of_text_id=0,
         context_length=128,
         seed=(seed,),
-        causal_block=facts.causal_block,
+        causal_block=sbd_config.causal_block,
         is_flat=packed,
     )
     return batch, inputs
@@ -210,8 +210,8 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
     """Logits [T, V] of a fused pass over a prompt and a block."""
     length = tokens.shape[1]
     outputs = torch.arange(length)[None]
-    facts = model.facts
-    assert facts is not None
+    sbd_config = model.sbd_config
+    assert sbd_config is not None
     plan = PassPlan(
         rows=torch.tensor([0]),
         batch=1,
@@ -220,7 +220,7 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
         width=outputs.shape[1],
         visible=length,
         is_full=True,
-        causal_block=facts.causal_block,
+        causal_block=sbd_config.causal_block,
         schedules=[RowSchedule(0, length, start, is_prefill=False)],
     )
     inputs = ModelInput(

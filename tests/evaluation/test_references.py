@@ -80,7 +80,7 @@ def test_chats_are_scored_as_they_are_trained_on(model, written):
     ids = torch.tensor([expected[0][0]])
     written = model.model(input_ids=ids).logits[0, expected[0][1].index(True) - 1].argsort(descending=True).tolist()
     mask = next(token for token in written if not any(token in ids for ids, _ in expected))
-    model.facts = replace(model.facts, mask_token_id=mask)
+    model.sbd_config = replace(model.sbd_config, mask_token_id=mask)
     loss, accuracy, tokens = naive_scores(model.model, expected, banned=mask)
     assert loss < 0.999 * naive_scores(model.model, expected)[0]
     done = []
@@ -101,7 +101,7 @@ def test_a_completion_is_scored_behind_the_prompt_as_it_is_asked(model, written,
     behind = [] if raw else tokenizer("\n").input_ids
     ids = [*prompt, *answer, *behind]
     scored = [place in range(len(prompt), len(prompt) + len(answer)) for place in range(len(ids))]
-    loss, accuracy, tokens = naive_scores(model.model, [(ids, scored)], banned=model.facts.mask_token_id)
+    loss, accuracy, tokens = naive_scores(model.model, [(ids, scored)], banned=model.sbd_config.mask_token_id)
     found = as_found(evaluate(model, task_of_records(path, raw=raw), settings=SHORT))
     assert found == (pytest.approx(loss, rel=1e-4), accuracy, tokens)
 

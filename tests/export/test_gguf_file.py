@@ -23,7 +23,7 @@ from setblock.export.gguf_file import WeightType, write_gguf
 from setblock.integrations.llama_cpp.library import ModelFile, is_installed
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.loading import load_tokenizer
-from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
+from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
 from setblock.model.sbd_model import SBDModel
 
 CALIBRATED = CalibratedSetting(
@@ -52,14 +52,14 @@ def test_blocks_that_llama_cpp_has_not_are_refused(sbd: SBDModel, tmp_path: Path
 
 
 def test_what_is_written_is_read_back(sbd: SBDModel, tmp_path: Path) -> None:
-    assert sbd.facts is not None
-    sbd.facts = SBDFacts(**{**vars(sbd.facts), "calibrations": (CALIBRATED,)})
+    assert sbd.sbd_config is not None
+    sbd.sbd_config = SBDModelConfig(**{**vars(sbd.sbd_config), "calibrations": (CALIBRATED,)})
     sbd.end_of_text_ids = (0, 5, 9)
     sbd.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     path = tmp_path / "model.gguf"
     write_gguf(sbd, path, weights="f32")
     again = setblock.load(path)
-    assert again.facts == sbd.facts
+    assert again.sbd_config == sbd.sbd_config
     assert again.end_of_text_ids == (0, 5, 9)
     assert again.tokenizer.chat_template == sbd.tokenizer.chat_template
     assert again.tokenizer(SAMPLE).input_ids == sbd.tokenizer(SAMPLE).input_ids
@@ -67,7 +67,7 @@ def test_what_is_written_is_read_back(sbd: SBDModel, tmp_path: Path) -> None:
     assert all(torch.equal(weights[name], weight) for name, weight in sbd.model.state_dict().items())
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
     again.save(tmp_path / "saved")
-    assert setblock.load(tmp_path / "saved").facts == sbd.facts
+    assert setblock.load(tmp_path / "saved").sbd_config == sbd.sbd_config
 
 
 def test_what_closes_a_turn_ends_an_answer_in_llama_cpp(sbd: SBDModel, tmp_path: Path) -> None:

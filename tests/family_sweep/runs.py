@@ -78,7 +78,7 @@ def check_family(folder: Path, outcome: Outcome, *, every_path: bool) -> None:
     except SetBlockError as error:
         raise WrongError(f"what was saved does not load: {error}") from error
     theirs = own_model(folder / "trained", sbd)
-    wanted = expected(theirs, prompts, new, banned={0, sbd.facts.mask_token_id})
+    wanted = expected(theirs, prompts, new, banned={0, sbd.sbd_config.mask_token_id})
     for each in (settings("ntp", new), settings("exact", new, 4), settings("exact", new, 16)):
         same_tokens(sbd, prompts, wanted, each)
     check_blocks(sbd, prompts, new)

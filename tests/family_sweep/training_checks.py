@@ -72,7 +72,7 @@ def check_adapter(folder: Path, prompts: Sequence[list[int]], new: int) -> None:
         for name, weight in sbd.model.named_parameters():
             if "lora_B" in name:
                 weight.normal_(std=0.5)
-    gated = SBDModel(sbd.model, sbd.tokenizer, facts=sbd.facts)
+    gated = SBDModel(sbd.model, sbd.tokenizer, sbd_config=sbd.sbd_config)
     for method in ("ntp", "exact"):
         if decoded(gated, prompts[:2], settings(method, new, 4)) != wanted:
             raise WrongError(f"adapter: {method} is not what it is without")

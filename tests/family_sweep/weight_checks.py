@@ -13,8 +13,8 @@ from setblock.model.loading.loading import load
 def check_int8(folder: Path, prompts: Sequence[list[int]], new: int) -> None:
     """Exact and plain decoding of the quantised model are its own uncached decoding."""
     sbd = load(folder, quantization="int8")
-    assert sbd.facts is not None
-    wanted = expected(sbd.model, prompts[:2], new, banned={0, sbd.facts.mask_token_id})
+    assert sbd.sbd_config is not None
+    wanted = expected(sbd.model, prompts[:2], new, banned={0, sbd.sbd_config.mask_token_id})
     same_tokens(sbd, prompts[:2], wanted, settings("exact", new, 4))
 
 

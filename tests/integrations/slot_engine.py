@@ -15,7 +15,7 @@ from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm.parameters import width_of
 from setblock.integrations.vllm.slots import BlockSlots
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.sbd_model import SBDModel
 
 
@@ -59,9 +59,13 @@ def serve(
         budgets: draws how much of a block a pass feeds at most; vLLM's own budget may be short at times.
         interrupt: steps after which every request is taken off, and fed again from the beginning with what it has written.
     """
-    assert model.facts is not None
+    assert model.sbd_config is not None
     slots = BlockSlots(
-        model.facts, slots=len(prompts) + 1, block_size=block_size, vocab_size=model.vocab_size, device=model.device
+        model.sbd_config,
+        slots=len(prompts) + 1,
+        block_size=block_size,
+        vocab_size=model.vocab_size,
+        device=model.device,
     )
     requests = [Served(list(p), s, tuple(model.end_of_text_ids)) for p, s in zip(prompts, settings, strict=True)]
     running, waiting, step = list[int](), list(range(len(requests))), 0
@@ -76,7 +80,7 @@ def serve(
             request = requests[index]
             start = len(request.written)
             end = request_end(request) if context is None else context[index]
-            width = min(fed_at_most(model.facts, request, block_size), end - start)
+            width = min(fed_at_most(model.sbd_config, request, block_size), end - start)
             fed.append(width if budgets is None else min(width, budgets.choice([1, 3, 5, 16])))
             tokens = request.written + slots.inputs([index + 1])[0, : fed[-1]].tolist()
             is_causal = bool(slots.causal[index + 1])
@@ -121,17 +125,17 @@ def request_end(request: Served) -> int:
     return len(request.prompt) + request.settings.max_new_tokens
 
 
-def fed_at_most(facts: SBDFacts, request: Served, block_size: int) -> int:
+def fed_at_most(sbd_config: SBDModelConfig, request: Served, block_size: int) -> int:
     settings = request.settings
-    return 1 if settings.method == "ntp" else width_of(facts, settings.block_size or block_size)
+    return 1 if settings.method == "ntp" else width_of(sbd_config, settings.block_size or block_size)
 
 
 def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) -> tuple[list[int], int]:
     """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own unless blocks are
     causal, and one more at the end where the last tokens were never committed."""
-    assert model.facts is not None
+    assert model.sbd_config is not None
     batch = static_batch(model, [prompt], [replace(settings, drafts="fixed")])
-    batch.runner.fuses_commit = model.facts.causal_block  # type: ignore[misc]
+    batch.runner.fuses_commit = model.sbd_config.causal_block  # type: ignore[misc]
     passes = sum(not step.reading.is_prefill for step in batch.steps())
     state = batch.state
     passes += int(state.cache.committed[0] < state.answer.end[0])

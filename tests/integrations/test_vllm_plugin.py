@@ -22,7 +22,7 @@ from setblock.integrations.vllm.config import SetBlockConfig, overrides_for
 from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock.integrations.vllm.plugin import STOCK, register
 from setblock.model.loading.named import BUNDLED_MODEL
-from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
+from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
 
 
 def params(**fields: Any) -> SimpleNamespace:
@@ -122,8 +122,8 @@ def calibrated(method: str, **point: Any) -> CalibratedSetting:
 
 
 def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
-    facts = SBDFacts(mask_token_id=1, block_sizes=(8, 16), calibrations=(calibrated("sbd"),))
-    served = Served(facts, canvas_length=16)
+    sbd_config = SBDModelConfig(mask_token_id=1, block_sizes=(8, 16), calibrations=(calibrated("sbd"),))
+    served = Served(sbd_config, canvas_length=16)
     found = params(extra_args=admitted(params(extra_args={"method": "sbd", "seed": 3}), served))
     assert settings_of(found) == with_calibration(served, DecodingSettings(method="sbd", seed=3))
     assert settings_of(found).sampler == EntropyBounded(0.3)
@@ -132,7 +132,7 @@ def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
         given = params(extra_args=own)
         assert settings_of(params(extra_args=admitted(given, served))) == settings_of(given)
     # What is too large for this server is not taken in part
-    large = Served(replace(facts, calibrations=(calibrated("sbd", block_size=32),)), canvas_length=16)
+    large = Served(replace(sbd_config, calibrations=(calibrated("sbd", block_size=32),)), canvas_length=16)
     assert admitted(params(extra_args={"method": "sbd"}), large) == {"method": "sbd"}
     assert admitted(params(), None) == {}
 
@@ -185,8 +185,10 @@ def test_under_another_version_only_its_own_architectures_are_refused(monkeypatc
 
 
 def vllm_config(**changes: Any) -> Any:
-    facts = {"mask_token_id": 1, "block_sizes": [4, 8], "logit_shift": False, "version": 1}
-    hf_config = SimpleNamespace(setblock=facts, canvas_length=8, get_text_config=lambda: SimpleNamespace(vocab_size=9))
+    sbd_config = {"mask_token_id": 1, "block_sizes": [4, 8], "logit_shift": False, "version": 1}
+    hf_config = SimpleNamespace(
+        setblock=sbd_config, canvas_length=8, get_text_config=lambda: SimpleNamespace(vocab_size=9)
+    )
     for name in ("setblock", "canvas_length"):
         if name in changes:
             setattr(hf_config, name, changes.pop(name))
@@ -222,7 +224,7 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
     assert config.diffusion_config.canvas_length == 8
     assert config.attention_config.use_non_causal
     assert Served.here is not None
-    assert (Served.here.facts.block_sizes, Served.here.canvas_length) == ((4, 8), 8)
+    assert (Served.here.sbd_config.block_sizes, Served.here.canvas_length) == ((4, 8), 8)
     assert config.model_config.logits_processors == ["setblock.integrations.vllm.admission:BlockAdmission"]
     overrides = config.model_config.override_generation_config
     assert overrides["temperature"] is None  # a checkpoint's own default would make vLLM refuse every request

@@ -43,7 +43,7 @@ def of(sampler: Sampler, **changes: object) -> DecodingSettings:
 
 def causal(tokenizer: PreTrainedTokenizerBase, noise: Noise) -> SBDModel:
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
-    sbd.facts = None
+    sbd.sbd_config = None
     sbd.prepare_for_training(block_sizes=range(2, 17), logit_shift=True, noise=noise, causal_block=True)
     return sbd
 
@@ -199,8 +199,8 @@ def test_right_drafts_of_causal_blocks_take_one_pass_each(
 ) -> None:
     answer = [*range(20, 51), 0]  # 32 tokens: four blocks
     sbd = reciting(trained_tokenizer, answer, after=len(prompts[0]))
-    assert sbd.facts is not None
-    sbd.facts = replace(sbd.facts, causal_block=True)
+    assert sbd.sbd_config is not None
+    sbd.sbd_config = replace(sbd.sbd_config, causal_block=True)
     settings = of(EntropyBounded(math.inf), method="exact", max_new_tokens=40)
     (served,) = serve(sbd, [prompts[0]], [settings])
     assert served.token_ids == answer

@@ -30,7 +30,7 @@ def test_round_trip(family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: P
     with torch.inference_mode():
         expected = sbd.model(input_ids=ids).logits
         assert torch.equal(again.model(input_ids=ids).logits, expected)
-    assert again.facts == sbd.facts
+    assert again.sbd_config == sbd.sbd_config
     assert again.end_of_text_ids == sbd.end_of_text_ids
     assert again.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert again.tokenizer.chat_template == tokenizer.chat_template
@@ -49,12 +49,12 @@ def test_round_trip(family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: P
 def test_an_appended_mask_token_survives(tied: bool, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     tokenizer.chat_template = "".join(token.content for token in tokenizer.added_tokens_decoder.values())
     sbd = tiny_sbd("llama", tokenizer, tie_word_embeddings=tied)
-    assert sbd.facts is not None
-    assert sbd.facts.mask_token_id == len(tokenizer) - 1
+    assert sbd.sbd_config is not None
+    assert sbd.sbd_config.mask_token_id == len(tokenizer) - 1
     sbd.save(tmp_path)
     again = load(tmp_path, device="cpu")
-    assert again.tokenizer.mask_token_id == sbd.facts.mask_token_id
-    ids = torch.tensor([[5, sbd.facts.mask_token_id]])
+    assert again.tokenizer.mask_token_id == sbd.sbd_config.mask_token_id
+    ids = torch.tensor([[5, sbd.sbd_config.mask_token_id]])
     with torch.inference_mode():
         assert torch.equal(again.model(input_ids=ids).logits, sbd.model(input_ids=ids).logits)
 
@@ -178,7 +178,7 @@ def test_a_model_that_was_never_trained_for_blocks(tokenizer: PreTrainedTokenize
     SBDModel(model, tokenizer).save(tmp_path)
     with pytest.warns(NotTrainedForBlocks, match="was never trained for blocks: method 'exact' copies its drafts"):
         sbd = load(tmp_path, device="cpu")
-    assert sbd.facts is None
+    assert sbd.sbd_config is None
     assert generate(sbd, "How many?", settings=DecodingSettings(method="ntp", max_new_tokens=3)).num_tokens <= 3
     sbd.prepare_for_training(block_sizes=[4], logit_shift=False)
     assert (

@@ -53,10 +53,10 @@ def test_every_control_has_a_label():
 
 def test_the_page_is_told_of_the_model(live):
     with serving(live.model, example="Add 1 and 2.", notice=NOTICE) as other:
-        facts = other.client.get("/v1/models").json()["data"][0]["setblock"]
-        assert (facts["example"], facts["notice"]) == ("Add 1 and 2.", NOTICE)
-    facts = live.client.get("/v1/models").json()["data"][0]["setblock"]
-    assert (facts["example"], facts["notice"]) == (None, None)
+        sbd_config = other.client.get("/v1/models").json()["data"][0]["setblock"]
+        assert (sbd_config["example"], sbd_config["notice"]) == ("Add 1 and 2.", NOTICE)
+    sbd_config = live.client.get("/v1/models").json()["data"][0]["setblock"]
+    assert (sbd_config["example"], sbd_config["notice"]) == (None, None)
 
 
 @pytest.fixture(scope="module")

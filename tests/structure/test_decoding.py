@@ -143,7 +143,7 @@ def test_the_grammar_saves_passes(shifted: SBDModel, prompts: list[list[int]]) -
     forced = {"type": "object", "properties": {"a_long_name_of_a_field": {"const": "and a long value of it"}}}
     forced |= {"required": ["a_long_name_of_a_field"], "additionalProperties": False}
     free = SBDModel(shifted.model, shifted.tokenizer)
-    assert free.facts is None
+    assert free.sbd_config is None
     for model, method in ((shifted, "sbd"), (shifted, "exact"), (free, "exact")):
         asked = DecodingSettings(
             method=method,  # type: ignore[arg-type]

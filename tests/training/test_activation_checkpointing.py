@@ -26,7 +26,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """Of one training step by the trainer."""
     sbd = tiny_sbd(family, tokenizer)
-    assert sbd.facts is not None
+    assert sbd.sbd_config is not None
     torch.manual_seed(0)
     trainer = SBDTrainer(
         sbd,

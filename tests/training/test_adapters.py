@@ -23,7 +23,7 @@ from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, Gate
 from setblock.model.loading.loading import load
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.sbd_model import SBDModel
 from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import TrainingInputs
@@ -165,8 +165,8 @@ def test_a_merged_adapter_computes_what_the_unmerged_one_did(
 ) -> None:
     folder = run(False).folder
     sbd = load(folder)
-    assert sbd.facts is not None
-    tokens = torch.tensor([[*trained_tokenizer(PROMPTS[0]).input_ids, sbd.facts.mask_token_id]])
+    assert sbd.sbd_config is not None
+    tokens = torch.tensor([[*trained_tokenizer(PROMPTS[0]).input_ids, sbd.sbd_config.mask_token_id]])
     with torch.inference_mode():
         unmerged, merged = run(False).model.eval()(input_ids=tokens).logits, sbd.model(tokens).logits
         before = load_quietly(base).model(tokens[:, :-1]).logits
@@ -191,8 +191,8 @@ def test_next_token_decoding_stays_the_base_models_to_the_bit(
     adapted, before = load(noisy.folder), load_quietly(base)
     assert adapted.gate is not None
     tokens = torch.tensor([trained_tokenizer(PROMPTS[0]).input_ids])
-    assert adapted.facts is not None
-    others = torch.arange(before.model.config.vocab_size) != adapted.facts.mask_token_id
+    assert adapted.sbd_config is not None
+    others = torch.arange(before.model.config.vocab_size) != adapted.sbd_config.mask_token_id
     with torch.inference_mode():
         expected = before.model(tokens).logits[..., others]
         ours_now = adapted.model(tokens).logits
@@ -221,7 +221,7 @@ def test_unos_form_trains_no_row_and_adds_no_token(
     form = {"noise": "uniform", "block_attention": "causal", "full_mask_share": 1.0, "logit_shift": True}
     folder = trained(base, tmp_path, training=form, only_noisy=True)
     sbd, before = load(folder), load_quietly(base)
-    assert sbd.facts == SBDFacts(
+    assert sbd.sbd_config == SBDModelConfig(
         None, (4,), True, True, noisy_adapter=True, noise_vocab_size=before.vocab_size, causal_block=True
     )
     assert (len(sbd.tokenizer), sbd.vocab_size) == (len(trained_tokenizer),) * 2
@@ -263,7 +263,7 @@ def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Watched, tmp_
         load(noisy.folder, quantization="int8")
     alone = AutoModelForCausalLM.from_pretrained(noisy.folder)
     with pytest.raises(SetBlockError, match="loaded without its adapter"):
-        SBDModel(alone, adapted.tokenizer, facts=adapted.facts)
+        SBDModel(alone, adapted.tokenizer, sbd_config=adapted.sbd_config)
 
 
 @ONE_PAIR

@@ -29,7 +29,7 @@ LENGTHS = (41, 9, 24, 3, 30)
 def trainable(tokenizer: PreTrainedTokenizerBase, family: str) -> tuple[Any, Gate, int]:
     """In float64: a wrapped model whose adapter does something, its gate, and its mask token."""
     sbd = tiny_sbd(family, tokenizer, dtype=torch.float64, tie_word_embeddings=family != "qwen2")
-    assert sbd.facts is not None
+    assert sbd.sbd_config is not None
     torch.manual_seed(0)
     modules = ["q_proj", "v_proj", "o_proj"] if family == "mixtral" else "all-linear"
     wrapped: Any = add_adapter(sbd, AdapterSection(r=4, only_noisy=True, target_modules=modules))
@@ -42,7 +42,7 @@ def trainable(tokenizer: PreTrainedTokenizerBase, family: str) -> tuple[Any, Gat
         sbd.model.set_experts_implementation("eager")  # the others have no kernel for float64
     gate = gate_of(sbd.model)
     assert gate is not None
-    return wrapped.train(), gate, sbd.facts.mask_token_id
+    return wrapped.train(), gate, sbd.sbd_config.mask_token_id
 
 
 def doubled(mask: int, *, copies: int, logit_shift: bool, idle_blocks: bool) -> TrainingInputs:

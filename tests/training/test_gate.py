@@ -28,7 +28,7 @@ def trainable(tokenizer: PreTrainedTokenizerBase, family: str = "llama", **adapt
 
 def test_only_the_adapter_and_the_mask_tokens_embedding_are_trained(tokenizer: PreTrainedTokenizerBase) -> None:
     sbd, wrapped = trainable(tokenizer)
-    assert sbd.facts is not None
+    assert sbd.sbd_config is not None
     trained = {name for name, p in wrapped.named_parameters() if p.requires_grad}
     assert all("lora_" in name or "trainable_tokens" in name for name in trained)
     (row,) = (p for name, p in wrapped.named_parameters() if "trainable_tokens" in name)

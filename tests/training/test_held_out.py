@@ -60,9 +60,9 @@ def trained(recipe: dict[str, Any], **more: Any) -> Path:
 def naive(model: PreTrainedModel, folder: Path) -> tuple[Any, float, int]:
     """By the documents that the encoder makes, which its own tests hold to templates; without the mask token."""
     documents = encode_records(AutoTokenizer.from_pretrained(folder), ({"messages": chat} for chat in HELD_OUT))
-    facts = json.loads((folder / "config.json").read_text())["setblock"]
+    sbd_config = json.loads((folder / "config.json").read_text())["setblock"]
     marked = [(each.token_ids, each.carries_loss) for each in documents]
-    loss, accuracy, tokens = naive_scores(model.eval(), marked, banned=facts["mask_token_id"])
+    loss, accuracy, tokens = naive_scores(model.eval(), marked, banned=sbd_config["mask_token_id"])
     return pytest.approx(loss, rel=1e-3), accuracy, tokens
 
 

@@ -13,7 +13,7 @@ from families import tiny_model, with_mask_token
 from measuring.synchronisations import Synchronisations
 from setblock.data.packing import Document, RowDataset, pack, unpacked
 from setblock.evaluation.during_training import DecodingEvaluator
-from setblock.model.protocol.facts import read_facts
+from setblock.model.protocol.sbd_config import read_sbd_config
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection
 from setblock.training.config import SBDConfig
@@ -298,7 +298,7 @@ def test_the_defaults_are_the_papers(tmp_path: Path) -> None:
 def test_decoding_while_training_is_not_under_autocast(make: Make, tokenizer: PreTrainedTokenizerBase) -> None:
     """Exact mode's text is plain decoding's only in one type throughout. Training steps keep their autocast."""
     trainer = make(bf16=True, max_steps=2, vocabulary=len(tokenizer))
-    model = SBDModel(trainer.model, tokenizer, facts=read_facts(trainer.model.config))
+    model = SBDModel(trainer.model, tokenizer, sbd_config=read_sbd_config(trainer.model.config))
     lines = Path(__file__).parents[2] / "tasks" / "lines.py"
     section = DecodingEvaluationSection(task=f"{lines}:line-copy", limit=2, every=1, gammas=[0.1], max_new_tokens=4)
     trainer.add_callback(DecodingEvaluator(trainer, model, section))

@@ -115,7 +115,9 @@ def export(
             (Path(folder) / "small.gguf").replace(file)
     size = file.stat().st_size
     if as_json:
-        print_json({"file": str(file), "type": weights, "bytes": size, "trained_for_blocks": loaded.facts is not None})
+        print_json(
+            {"file": str(file), "type": weights, "bytes": size, "trained_for_blocks": loaded.sbd_config is not None}
+        )
     else:
         typer.echo(f"saved to {file}: {size / 1e6:,.1f} MB, {weights}")
 
@@ -125,19 +127,19 @@ def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> No
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
     from setblock.model.adapter.files import write_adapter
     from setblock.model.loading.loading import load_tokenizer
-    from setblock.model.protocol.facts import read_facts
+    from setblock.model.protocol.sbd_config import read_sbd_config
 
     config, _ = load_tokenizer(model)
-    facts = read_facts(config)
+    sbd_config = read_sbd_config(config)
     with prefixed(f"model {model}"):
-        write_adapter(Path(model) / ADAPTER_FOLDER, facts, folder, uno=uno)
-    assert facts is not None
+        write_adapter(Path(model) / ADAPTER_FOLDER, sbd_config, folder, uno=uno)
+    assert sbd_config is not None
     if uno:
         purpose = "To serve it with SGLang on one GPU"
         command = (
             f"python -m sglang.launch_server --model-path {shlex.quote(model)} --speculative-algorithm UNO "
             f"--uno-lora-path {shlex.quote(str(folder))} --speculative-num-draft-tokens "
-            f"{usual_block_size(facts.block_sizes)} --attention-backend fa3"
+            f"{usual_block_size(sbd_config.block_sizes)} --attention-backend fa3"
         )
     else:
         purpose = "To decode with it, name the model that it was trained on"

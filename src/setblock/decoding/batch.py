@@ -58,7 +58,9 @@ class Batch:
     def opened(cls, checked: CheckedRows) -> "Batch":
         """Return the rows of requests, with tensors of their full capacity on the model's device."""
         model, params = checked.model, checked.params
-        state = open_state(checked.prompts, params, facts=model.facts, device=model.device, draft_text=model.draft_text)
+        state = open_state(
+            checked.prompts, params, sbd_config=model.sbd_config, device=model.device, draft_text=model.draft_text
+        )
         with lock_of(model):
             drafts = [new_history(draft_lengths_of(model)) if row.adapts_drafts else None for row in params]
         return cls(

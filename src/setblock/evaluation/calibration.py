@@ -23,7 +23,7 @@ from setblock.decoding.settings.operating_point import point_to_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.result import Result
-from setblock.model.protocol.facts import CalibratedSetting
+from setblock.model.protocol.sbd_config import CalibratedSetting
 
 _ORDERING_SHARE = 0.25  # of the examples, for the order of the tests
 _FASTER = 1.05  # a setting worth a test is at least this much faster than the last one before it

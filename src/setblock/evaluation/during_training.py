@@ -41,7 +41,9 @@ class DecodingEvaluator(TrainerCallback):
             raise SetBlockError(
                 "evaluate_decoding needs all weights in each process, and they are sharded: leave evaluate_decoding out"
             )
-        self._model = SBDModel(model.model, model.tokenizer, facts=model.facts)  # without texts to copy drafts from
+        self._model = SBDModel(
+            model.model, model.tokenizer, sbd_config=model.sbd_config
+        )  # without texts to copy drafts from
         self._exam = Exam(
             self._model,
             task,

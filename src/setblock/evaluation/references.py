@@ -40,7 +40,7 @@ def reference_scores(
         if not isinstance(model, SBDModel):
             raise SetBlockError("only the runtime transformers gives the probabilities of tokens that are not decoded")
         documents = _documents(model, records, raw=raw)
-        mask_token_id = None if model.facts is None else model.facts.mask_token_id
+        mask_token_id = None if model.sbd_config is None else model.sbd_config.mask_token_id
         return token_scores(model.model, documents, mask_token_id=mask_token_id, on_progress=on_progress)
     except SetBlockError as error:
         warn(f"the loss of the reference answers is not measured: {error}")

@@ -30,16 +30,16 @@ WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0
 
 
 def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> None:
-    """Write a model, its tokenizer and its SBD facts. The file appears once it is whole. Raise `SetBlockError` if the model has
+    """Write a model, its tokenizer and its SBD config. The file appears once it is whole. Raise `SetBlockError` if the model has
     an adapter or is quantised, llama.cpp does not know its family or its tokenizer, or the file can't be written."""
     if sbd.gate is not None:
         raise SetBlockError(
             "a model with an adapter on its future block can't be exported: llama.cpp has no place for it; "
             "--runtime transformers decodes the checkpoint"
         )
-    if sbd.facts is not None and sbd.facts.special_form:
+    if sbd.sbd_config is not None and sbd.sbd_config.special_form:
         raise SetBlockError(
-            f"a model with {sbd.facts.special_form} can't be exported: llama.cpp's blocks are not so; --runtime transformers "
+            f"a model with {sbd.sbd_config.special_form} can't be exported: llama.cpp's blocks are not so; --runtime transformers "
             "decodes the checkpoint"
         )
     if sbd.quantization is not None or sbd.prepacked:
@@ -49,8 +49,8 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
     with model_file(sbd.model, path, weights=weights) as writer:
         _write_vocabulary(writer, sbd)
         writer.add_string(END_OF_TEXT_KEY, json.dumps(list(sbd.end_of_text_ids)))
-        if sbd.facts is not None:
-            writer.add_string(FACTS_KEY, json.dumps(sbd.facts.to_json()))
+        if sbd.sbd_config is not None:
+            writer.add_string(FACTS_KEY, json.dumps(sbd.sbd_config.to_json()))
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, sbd: SBDModel) -> None:
     """Write the vocabulary of V tokens, the special tokens and the chat template, and the tokenizer itself for setblock. Ids
     beyond the tokenizer's become tokens that nothing uses. Raise `SetBlockError` if llama.cpp has no such tokenizer."""
     tokenizer = sbd.tokenizer
-    mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
+    mask_token_id = None if sbd.sbd_config is None else sbd.sbd_config.mask_token_id
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise SetBlockError(

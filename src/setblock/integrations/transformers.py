@@ -26,7 +26,7 @@ from setblock.decoding.settings.table import RENAMED, DecodingSettings, offered
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.loading import refuse_unsupported
 from setblock.model.probe.probe import plan_attention
-from setblock.model.protocol.facts import read_facts
+from setblock.model.protocol.sbd_config import read_sbd_config
 from setblock.model.sbd_model import SBDModel
 
 _HAS_FIELDS = """
@@ -287,7 +287,7 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     devices.check(model.device)
     refuse_unsupported(model.config)
     plan_attention(model)
-    sbd = SBDModel(model, tokenizer or SimpleNamespace(eos_token_id=None), facts=read_facts(model.config))
+    sbd = SBDModel(model, tokenizer or SimpleNamespace(eos_token_id=None), sbd_config=read_sbd_config(model.config))
     sbd.end_of_text_ids = ends
     return sbd
 

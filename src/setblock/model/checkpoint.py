@@ -1,6 +1,6 @@
 """Write what this package adds to a checkpoint on disk, and check that what was written holds every tensor that it should.
 
-Knows folders, safetensors files and SBD facts. Knows nothing of models, nor of what wraps them.
+Knows folders, safetensors files and SBD config. Knows nothing of models, nor of what wraps them.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from setblock.errors import SetBlockError, prefixed
 from setblock.files import whole_folder, write_whole, writing
-from setblock.model.protocol.facts import CONFIG_KEY, SBDFacts
+from setblock.model.protocol.sbd_config import CONFIG_KEY, SBDModelConfig
 
 Sums = dict[str, tuple[tuple[int, ...], float]]
 """The shape of each tensor and the sum of its elements in float64, by name."""
@@ -95,12 +95,12 @@ def _all_of(sums: Sums, *, names: Iterable[str]) -> tuple[int, float]:
     return sum(math.prod(shape) for shape, _ in chosen), math.fsum(total for _, total in chosen)
 
 
-def write_facts(folder: Path, facts: SBDFacts) -> None:
+def write_sbd_config(folder: Path, sbd_config: SBDModelConfig) -> None:
     """Replace the facts in a checkpoint's `config.json`, or raise `SetBlockError` if it is no checkpoint, or can't be written.
     Every other entry stays; the file changes at once or not at all."""
     path = folder / "config.json"
     with prefixed(f"can't write {path}", (OSError, ValueError)):
-        config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: facts.to_json()}
+        config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: sbd_config.to_json()}
     write_whole(path, json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 

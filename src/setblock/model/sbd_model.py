@@ -1,4 +1,4 @@
-"""Hold a Hugging Face causal LM with its tokenizer and SBD facts, and save it (`SBDModel`)."""
+"""Hold a Hugging Face causal LM with its tokenizer and SBD config, and save it (`SBDModel`)."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from setblock.model.checkpoint import (
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import CompiledModel, PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
@@ -48,7 +48,7 @@ class SBDModel:
     Attributes:
         model: the causal LM, unchanged.
         tokenizer: its tokenizer.
-        facts: its SBD facts, or None if it was never prepared for SBD.
+        facts: its SBD config, or None if it was never prepared for SBD.
         quantization: how its weights are stored, if they are quantised. The model then cannot be trained or saved.
         end_of_text_ids: ids that end an answer.
         draft_text: texts that method `exact` copies drafts from, besides each request's own (`draft_text_of`); None at first.
@@ -63,7 +63,7 @@ class SBDModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     _: KW_ONLY
-    facts: SBDFacts | None = None
+    sbd_config: SBDModelConfig | None = None
     quantization: Quantization | None = None
     draft_text: DraftText | None = field(default=None, init=False)
     compiled: CompiledModel | None = field(default=None, init=False)
@@ -73,7 +73,7 @@ class SBDModel:
         self.end_of_text_ids = end_of_text_ids_of(generation, config, self.tokenizer)
         self.num_parameters = self.model.num_parameters()
         self.gate = gate_of(self.model)
-        if self.gate is None and self.facts is not None and self.facts.noisy_adapter:
+        if self.gate is None and self.sbd_config is not None and self.sbd_config.noisy_adapter:
             raise SetBlockError("the model was loaded without its adapter: load it with setblock.load")
 
     @property
@@ -157,7 +157,7 @@ class SBDModel:
         noise: Literal["mask", "uniform"] = "mask",
         causal_block: bool = False,
         noisy_adapter: bool = False,
-    ) -> SBDFacts:
+    ) -> SBDModelConfig:
         """Record the training settings in the model's facts, and add a mask token if it has none and the noise is `mask`.
 
         Args:
@@ -172,10 +172,10 @@ class SBDModel:
         if reason := plan_of(self.model).untrainable:
             raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")
         self._refuse_changed("trained", allowed="nf4")
-        mask_token_id = None if self.facts is None or noise == "uniform" else self.facts.mask_token_id
+        mask_token_id = None if self.sbd_config is None or noise == "uniform" else self.sbd_config.mask_token_id
         if mask_token_id is None and noise == "mask":
             mask_token_id = add_mask_token(self.model, self.tokenizer)
-        self.facts = SBDFacts(  # without calibrations, which were of other weights
+        self.sbd_config = SBDModelConfig(  # without calibrations, which were of other weights
             mask_token_id=mask_token_id,
             noise_vocab_size=self.model.config.get_text_config().vocab_size if mask_token_id is None else None,
             causal_block=causal_block,
@@ -184,8 +184,8 @@ class SBDModel:
             first_token_from_causal=first_token_from_causal or logit_shift,
             noisy_adapter=noisy_adapter,
         )
-        self.facts.write_to(self.model.config)
-        return self.facts
+        self.sbd_config.write_to(self.model.config)
+        return self.sbd_config
 
     def end_answers_as_trained(self) -> tuple[int, ...]:
         """Let an answer end also with the tokens that close one in training, in this model and in what is saved of it. Return
@@ -255,14 +255,14 @@ class SBDModel:
             self.tokenizer.save_pretrained(whole)
             config = json.loads((whole / "config.json").read_text()) | {"dtype": str(runs_in).removeprefix("torch.")}
             (whole / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-            if self.facts is not None:  # the program of the bundled model is every checkpoint's
+            if self.sbd_config is not None:  # the program of the bundled model is every checkpoint's
                 program = Path("custom_generate", "generate.py")
                 (whole / program).parent.mkdir()
                 shutil.copyfile(ASSETS / "word-problems" / program, whole / program)
             if adapter is not None:
                 shutil.copytree(adapter, whole / ADAPTER_FOLDER)
-                if self.facts is not None and self.facts.noisy_adapter:
-                    (whole / ADAPTER_FOLDER / FACTS_FILE).write_text(json.dumps(self.facts.to_json()) + "\n")
+                if self.sbd_config is not None and self.sbd_config.noisy_adapter:
+                    (whole / ADAPTER_FOLDER / FACTS_FILE).write_text(json.dumps(self.sbd_config.to_json()) + "\n")
             if texts:
                 lines = "".join(f"{json.dumps(text)}\n" for text in texts)
                 (whole / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")

@@ -42,10 +42,10 @@ logger = logging.getLogger("setblock.server")
 def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     """Return the application. `app.state.serving` is what it serves."""
     worker = Worker(Engine(model, config.engine))
-    facts = {
-        "methods": [each for each in METHODS if model.facts or each != "sbd"],
+    sbd_config = {
+        "methods": [each for each in METHODS if model.sbd_config or each != "sbd"],
         "samplers": {name: parameters_of(name) for name in SAMPLERS},
-        "block_sizes": list(model.facts.block_sizes if model.facts else ()),
+        "block_sizes": list(model.sbd_config.block_sizes if model.sbd_config else ()),
         "gammas": list(EntropyPrefix.dial.values),
         "context_length": model.context_length,
         "method": config.default.method,
@@ -59,7 +59,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
             "object": "model",
             "created": int(time.time()),
             "owned_by": "setblock",
-            "setblock": facts,
+            "setblock": sbd_config,
         },
         room=min(filter(None, (model.context_length, worker.figures.kv_tokens_total))),
         worker=worker,

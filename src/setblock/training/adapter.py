@@ -41,7 +41,7 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
     check_installed("training an adapter", "peft", extra="peft")
     from peft import LoraConfig, get_peft_model
 
-    mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
+    mask_token_id = None if sbd.sbd_config is None else sbd.sbd_config.mask_token_id
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=section.r,

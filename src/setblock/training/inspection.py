@@ -14,7 +14,7 @@ from setblock.data.corpus.tokenised import rows_of
 from setblock.data.packing import IGNORE, RowDataset, as_batch
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.loading import load_generation_config
-from setblock.model.protocol.facts import read_facts
+from setblock.model.protocol.sbd_config import read_sbd_config
 from setblock.model.sbd_model import end_of_text_ids_of, with_closing_ids
 from setblock.training.config import SBDConfig
 from setblock.training.inputs.collator import SBDCollator, drawn_block_size
@@ -30,9 +30,9 @@ def inspected_row(
     row, and `SetBlockError` if the model's tokenizer can't be loaded, or the data can't be read."""
     # 1. The rows
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
-    facts, context_length = read_facts(config), context_length_of(config)
+    sbd_config, context_length = read_sbd_config(config), context_length_of(config)
     vocabulary = max(config.get_text_config().vocab_size, len(tokenizer))
-    forbidden = facts.mask_token_id if facts else None
+    forbidden = sbd_config.mask_token_id if sbd_config else None
     limits = DocumentLimits(context_length, vocabulary=vocabulary, mask_token_id=forbidden)
     rows = rows_of(recipe.data, tokenizer, limits).get("evaluation" if evaluation else "train")
     if rows is None:

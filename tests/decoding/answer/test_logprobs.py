@@ -29,8 +29,8 @@ def plain_logprobs(sbd: SBDModel, prompt: list[int], answer: list[int]) -> Tenso
     """[n, V] of one causal pass over the whole text. A mask is no token of an answer."""
     with torch.no_grad():
         logits = sbd.model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].float()
-    if sbd.facts is not None:
-        logits[:, sbd.facts.mask_token_id] = -torch.inf
+    if sbd.sbd_config is not None:
+        logits[:, sbd.sbd_config.mask_token_id] = -torch.inf
     return logits.log_softmax(dim=-1)
 
 

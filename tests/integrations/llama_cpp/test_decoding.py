@@ -45,7 +45,7 @@ def requests(prompts: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize("mode", ["unshifted", "unshifted, first token causal", "shifted"])
 def test_tokens_and_passes_are_pytorchs(mode: str, pair: Pair, prompts: list[list[int]]) -> None:
     sbd, llama = pair(mode=mode)
-    assert llama.facts == sbd.facts
+    assert llama.sbd_config == sbd.sbd_config
     assert llama.end_of_text_ids == sbd.end_of_text_ids
     for ours, theirs in zip(
         answers(llama, requests(prompts), SETTINGS), answers(sbd, requests(prompts), SETTINGS), strict=True
@@ -151,11 +151,11 @@ def test_exact_text_is_stock_llama_cpps(bundled: Path, bundled_model: LlamaModel
 
 def test_an_untrained_file_drafts_by_lookup(tmp_path: Path, pair: Pair, prompts: list[list[int]]) -> None:
     sbd, _ = pair()
-    sbd.facts = None
+    sbd.sbd_config = None
     write_gguf(sbd, tmp_path / "plain.gguf", weights="f32")
     with pytest.warns(setblock.model.loading.loading.NotTrainedForBlocks):
         llama = load(tmp_path / "plain.gguf", EXACT)
-    assert llama.facts is None
+    assert llama.sbd_config is None
     repeating = (prompts[1][:6] * 6)[:30]
     plain, exact = (
         answers(llama, [repeating], [DecodingSettings(method=method, max_new_tokens=40, block_size=8)])[0]

@@ -47,7 +47,7 @@ def model(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase) ->
     # Far from flat, so that rounding decides nothing.
     sbd = tiny_sbd(family, tokenizer, mode="shifted", initializer_range=0.25, **shape)
     if request.param == CAUSAL:
-        sbd.facts = None
+        sbd.sbd_config = None
         form: dict[str, Any] = {"noise": "uniform", "causal_block": True, "logit_shift": True}
         sbd.prepare_for_training(block_sizes=range(2, 17), **form)
     return sbd

@@ -49,7 +49,7 @@ def of_one_layer(tmp_path, tokenizer):
 def test_computes_what_peft_does(tmp_path, tokenizer, family):
     folder, by_peft = saved(tmp_path, tokenizer, family)
     ours = load(folder).model
-    mask = load(folder).facts.mask_token_id
+    mask = load(folder).sbd_config.mask_token_id
     tokens = TOKENS.clone()
     tokens[0, -1] = mask
     with torch.inference_mode():

@@ -27,12 +27,12 @@ def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Holds `base`, without facts; `model`, the same with an adapter on mask tokens; and `alone`, exported. In bfloat16."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", initializer_range=0.2)
     sbd.model.bfloat16()
-    sbd.facts = None
+    sbd.sbd_config = None
     sbd.model.config.setblock = None
     SBDModel(sbd.model, tokenizer).save(tmp_path / "base")
     sbd.prepare_for_training(block_sizes=[4, 6], logit_shift=True, noisy_adapter=True)
     save_with_random_adapter(sbd, tmp_path / "model", alpha=64, std=0.1, target_modules=QUERIES)
-    write_adapter(tmp_path / "model" / ADAPTER_FOLDER, load(tmp_path / "model").facts, tmp_path / "alone")
+    write_adapter(tmp_path / "model" / ADAPTER_FOLDER, load(tmp_path / "model").sbd_config, tmp_path / "alone")
     return tmp_path
 
 
@@ -41,7 +41,7 @@ def test_it_decodes_as_its_checkpoint_does(folder: Path, prompts: list[list[int]
     settings = DecodingSettings(method="exact", max_new_tokens=24, drafts="fixed", prompt_lookup=0, block_size=6)
     whole = load(folder / "model")
     found = load(folder / "base", adapter=folder / adapter)
-    assert found.facts == whole.facts
+    assert found.sbd_config == whole.sbd_config
     for one, other in zip(*(generate_batch(each, prompts, settings=settings) for each in (whole, found)), strict=True):
         assert one.token_ids == other.token_ids
         assert one.passes == other.passes
@@ -61,7 +61,7 @@ def test_it_is_written_in_half_precision_and_names_no_machine(folder: Path) -> N
     assert config["target_modules"] == QUERIES
     assert config["base_model_name_or_path"] is None
     with pytest.raises(SetBlockError, match="exists already"):
-        write_adapter(folder / "alone", load(folder / "model").facts, folder / "alone")
+        write_adapter(folder / "alone", load(folder / "model").sbd_config, folder / "alone")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_it_is_written_in_half_precision_and_names_no_machine(folder: Path) -> N
         ("{", "can't read .*facts.json"),
     ],
 )
-def test_facts_that_do_not_fit_are_refused(folder: Path, facts: str, message: str) -> None:
-    (folder / "alone" / "facts.json").write_text(facts)
+def test_facts_that_do_not_fit_are_refused(folder: Path, sbd_config: str, message: str) -> None:
+    (folder / "alone" / "facts.json").write_text(sbd_config)
     with pytest.raises(SetBlockError, match=message):
         load(folder / "base", adapter=folder / "alone")

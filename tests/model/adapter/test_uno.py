@@ -20,7 +20,7 @@ from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, quiet_peft
 from setblock.model.adapter.files import write_adapter
 from setblock.model.loading.loading import load
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
@@ -34,7 +34,7 @@ UNO: dict[str, Any] = {"noise": "uniform", "causal_block": True, "logit_shift": 
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Holds `base`, without facts; and `model`, the same with an adapter in UNO's form."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", initializer_range=0.2)
-    sbd.facts = None
+    sbd.sbd_config = None
     sbd.model.config.setblock = None
     SBDModel(sbd.model, tokenizer).save(tmp_path / "base")
     sbd.prepare_for_training(block_sizes=[4], **UNO)
@@ -50,7 +50,7 @@ def by_peft(base: Path, adapter: Path) -> Any:
 
 def test_an_exported_adapter_comes_back_equal_through_peft(folder: Path) -> None:
     sbd = load(folder / "model")
-    write_adapter(folder / "model" / ADAPTER_FOLDER, sbd.facts, folder / "uno")
+    write_adapter(folder / "model" / ADAPTER_FOLDER, sbd.sbd_config, folder / "uno")
     ours = load_file(folder / "model" / ADAPTER_FOLDER / "adapter_model.safetensors")
     written = load_file(folder / "uno" / "adapter_model.safetensors")
     assert written.keys() == ours.keys()
@@ -69,7 +69,7 @@ def test_an_exported_adapter_comes_back_equal_through_peft(folder: Path) -> None
     assert len(layers) == 7 * sbd.model.config.num_hidden_layers
     assert {each.scaling["default"] for each in layers} == {16.0}
     with pytest.raises(SetBlockError, match="exists already"):
-        write_adapter(folder / "model" / ADAPTER_FOLDER, sbd.facts, folder / "uno")
+        write_adapter(folder / "model" / ADAPTER_FOLDER, sbd.sbd_config, folder / "uno")
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_an_exported_adapter_comes_back_equal_through_peft(folder: Path) -> None
     ],
 )
 def test_another_form_is_refused(folder: Path, change: dict[str, Any], message: str) -> None:
-    facts = SBDFacts(**(vars(load(folder / "model").facts) | change))
+    sbd_config = SBDModelConfig(**(vars(load(folder / "model").sbd_config) | change))
     with pytest.raises(SetBlockError, match=message):
-        write_adapter(folder / "model" / ADAPTER_FOLDER, facts, folder / "uno", uno=True)
+        write_adapter(folder / "model" / ADAPTER_FOLDER, sbd_config, folder / "uno", uno=True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_is_no_plain_lora_is_refused_and_not_read(folder: Path, change: str
     (trained / "adapter_config.json").write_text(json.dumps(config))
     save_file(weights, trained / "adapter_model.safetensors")
     with pytest.raises(SetBlockError, match=r"must be plain LoRA|must be LORA|q_proj with v_proj"):
-        write_adapter(trained, load(folder / "model").facts, folder / "uno", uno=True)
+        write_adapter(trained, load(folder / "model").sbd_config, folder / "uno", uno=True)
     if change != "k_proj":
         with pytest.raises(SetBlockError, match=r"must be plain LoRA|must be LORA"):
             load(folder / "base", adapter=trained)

@@ -161,7 +161,7 @@ def exported(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[Path, 
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     sbd.prepare_for_training(block_sizes=[4], noise="uniform", causal_block=True, logit_shift=True, noisy_adapter=True)
     save_with_random_adapter(sbd, tmp_path / "model", alpha=64, std=0.1)
-    write_adapter(tmp_path / "model" / ADAPTER_FOLDER, sbd.facts, tmp_path / "uno")
+    write_adapter(tmp_path / "model" / ADAPTER_FOLDER, sbd.sbd_config, tmp_path / "uno")
     return tmp_path / "uno", sbd.model
 
 

@@ -60,10 +60,10 @@ def test_it_decodes_as_the_model_that_it_was_made_of(
 
 def test_it_can_be_prepared_saved_and_loaded_again(file: Path, tmp_path: Path) -> None:
     sbd = setblock.load(file, dtype=torch.float32)
-    facts = sbd.prepare_for_training(block_sizes=[4], logit_shift=True)
+    sbd_config = sbd.prepare_for_training(block_sizes=[4], logit_shift=True)
     sbd.save(tmp_path / "saved")
     again = setblock.load(tmp_path / "saved")
-    assert again.facts == facts
+    assert again.sbd_config == sbd_config
     weights = again.model.state_dict()
     assert all(torch.equal(weights[name], weight) for name, weight in sbd.model.state_dict().items())
 

@@ -168,7 +168,7 @@ def test_a_delta_makes_the_model_that_was_trained(tiny: NamedModel, tmp_path: Pa
     ship_delta(tmp_path / "run", tmp_path / "shipped", base="tiny")
 
     sbd = setblock.load(tmp_path / "shipped")  # the folder is a model's name, too
-    assert sbd.facts == trained.facts
+    assert sbd.sbd_config == trained.sbd_config
     of_base = dict(setblock.load(base).model.named_parameters())
     for name, weight in sbd.model.named_parameters():
         wanted = trained.model.get_parameter(name)
@@ -192,10 +192,10 @@ def test_a_run_that_trained_an_adapter_has_no_delta(tiny: NamedModel, tmp_path: 
     ],
 )
 def test_a_delta_that_can_not_be_read_is_refused(
-    tiny: NamedModel, tmp_path: Path, base: str | None, facts: bool, message: str
+    tiny: NamedModel, tmp_path: Path, base: str | None, sbd_config: bool, message: str
 ) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "delta.safetensors", metadata=None if base is None else {"base": base})
-    if facts:
+    if sbd_config:
         (tmp_path / "facts.json").write_text("{}")
     with pytest.raises(SetBlockError, match=message):
         setblock.load(tmp_path)

@@ -125,7 +125,7 @@ def serve(
             example=example_prompt(str(model.source)) if notice is None else WORD_PROBLEM,
             notice=notice,
         )
-        if loaded.facts is None or not loaded.facts.block_sizes:
+        if loaded.sbd_config is None or not loaded.sbd_config.block_sizes:
             print_message(
                 f"warning: {config.name} was never trained for blocks: method exact copies its drafts from the text"
             )

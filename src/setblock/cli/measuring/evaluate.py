@@ -231,7 +231,7 @@ def calibrate(
     from setblock.evaluation import calibration
     from setblock.evaluation.sweeps.fingerprint import model_fingerprint
     from setblock.evaluation.sweeps.result_file import read_results
-    from setblock.model.checkpoint import copy_checkpoint, write_facts
+    from setblock.model.checkpoint import copy_checkpoint, write_sbd_config
 
     # 1. What is asked for, and whether it can be
     wanted = calibration.tolerance_of(asked.tolerance, confidence=asked.confidence)
@@ -274,10 +274,10 @@ def calibrate(
             loaded.save(folder)
         elif source != folder:
             copy_checkpoint(source, folder)
-        assert loaded.facts is not None
+        assert loaded.sbd_config is not None
         records = made.records(domain=domain, fingerprint=run["model"]["fingerprint"])
-        others = [each for each in loaded.facts.calibrations if each.domain != domain]
-        write_facts(folder, replace(loaded.facts, calibrations=(*others, *records)))
+        others = [each for each in loaded.sbd_config.calibrations if each.domain != domain]
+        write_sbd_config(folder, replace(loaded.sbd_config, calibrations=(*others, *records)))
     if as_json:
         print_json({"domain": domain, **made.to_json(), "written": folder and str(folder)})
     else:

@@ -124,7 +124,7 @@ def checked_for_blocks(load: Callable[[], Model], name: str, *, blocks: bool) ->
 
     with warnings.catch_warnings(record=True) as caught:
         model = load()
-    if blocks and model.facts is None:  # one line, not the warning and then the error
+    if blocks and model.sbd_config is None:  # one line, not the warning and then the error
         raise SetBlockError(
             f"model {name} has no mask token: use method exact or ntp, or fine-tune it with `setblock train`"
         )

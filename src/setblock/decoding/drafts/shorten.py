@@ -119,7 +119,7 @@ def shortened_spans(
     if not choosing:
         return list(schedules)
     # 1. What each row may draft, and what else is in the pass
-    params, has_blocks = state.params.rows, state.params.facts is not None
+    params, has_blocks = state.params.rows, state.params.sbd_config is not None
     drafts = [
         history.draft(
             schedules[row],

@@ -13,7 +13,7 @@ from setblock.errors import ParameterError, SetBlockError, did_you_mean
 
 if TYPE_CHECKING:
     from setblock.decoding.samplers.base import Sampler
-    from setblock.model.protocol.facts import SBDFacts
+    from setblock.model.protocol.sbd_config import SBDModelConfig
 
 
 def settings_asked(
@@ -77,25 +77,27 @@ DEFAULT_BLOCK_SIZE = 16
 DRAFT_GAMMA = float("inf")  # a draft is the whole block: what is checked in vain costs no pass (docs/exact.md)
 
 
-def decided(settings: DecodingSettings, facts: "SBDFacts | None", *, has_draft_text: bool = False) -> DecodingSettings:
+def decided(
+    settings: DecodingSettings, sbd_config: "SBDModelConfig | None", *, has_draft_text: bool = False
+) -> DecodingSettings:
     """Return the settings with those of the operating point decided: what is open follows from the model, and what has no
     effect in the method is as where nothing is said. The block size is 1 in method `ntp`. `has_draft_text`: whether the model
     has a text to copy drafts from. Raise `SetBlockError` for method `sbd` if the model was never trained for blocks."""
     method = settings.method
-    if facts is None and method == "sbd":
+    if sbd_config is None and method == "sbd":
         raise SetBlockError(
             "method 'sbd' needs a model that was trained for blocks, and this one has no mask token: use method 'exact' or "
             "'ntp', or fine-tune it with `setblock train`"
         )
-    prompt_lookup = prompt_lookup_for(facts, settings, has_draft_text=has_draft_text)
+    prompt_lookup = prompt_lookup_for(sbd_config, settings, has_draft_text=has_draft_text)
     # Copies may be longer than the blocks that were trained, where how much is fed of either is decided pass by pass
     is_decided = method == "exact" and settings.drafts == "adaptive" and prompt_lookup > 0
-    trained = () if facts is None or is_decided else facts.block_sizes
+    trained = () if sbd_config is None or is_decided else sbd_config.block_sizes
     found: dict[str, Any] = {
         "sampler": sampler_for(settings),
         "block_size": settings.block_size or usual_block_size(trained),
         "prompt_lookup": prompt_lookup,
-        "branches": _branches_for(facts, settings),
+        "branches": _branches_for(sbd_config, settings),
     }
     found |= {name: SETTINGS[name].default for name in POINT if not SETTINGS[name].acts_in(method)}
     return replace(settings, **found | ({"block_size": 1} if method == "ntp" else {}))
@@ -106,21 +108,23 @@ def usual_block_size(trained: Sequence[int]) -> int:
     return min(DEFAULT_BLOCK_SIZE, max(trained, default=DEFAULT_BLOCK_SIZE))
 
 
-def prompt_lookup_for(facts: "SBDFacts | None", settings: DecodingSettings, *, has_draft_text: bool = False) -> int:
+def prompt_lookup_for(
+    sbd_config: "SBDModelConfig | None", settings: DecodingSettings, *, has_draft_text: bool = False
+) -> int:
     """Return how many tokens must match before method `exact` copies a draft from the text, or from a draft text."""
     if settings.prompt_lookup is not None:
         return settings.prompt_lookup
-    if facts is None or (facts.noisy_adapter and settings.drafts == "adaptive"):
+    if sbd_config is None or (sbd_config.noisy_adapter and settings.drafts == "adaptive"):
         return 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
-    if facts.noisy_adapter:
+    if sbd_config.noisy_adapter:
         return 2  # an adapter on the future block drafts less well (docs/real-model.md)
     # Short matches mislead a model that drafts well (docs/log.md). But who gives it a draft text wants that used
     return 2 if has_draft_text else 0
 
 
-def _branches_for(facts: "SBDFacts | None", settings: DecodingSettings) -> int:
+def _branches_for(sbd_config: "SBDModelConfig | None", settings: DecodingSettings) -> int:
     is_constrained = settings.constraints or settings.structure is not None  # who guides is asked behind one draft only
-    if facts is None or settings.method != "exact" or is_constrained:
+    if sbd_config is None or settings.method != "exact" or is_constrained:
         return 0
     if settings.branches is not None:
         return settings.branches

@@ -50,7 +50,7 @@ def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RequestParams
                 raise error(f"token ids of {name} must be between 0 and {vocab_size - 1}, not {token_id}")
     if not settings.banned_tokens:
         return
-    out = {*settings.banned_tokens, model.facts.mask_token_id if model.facts else None} - {None}
+    out = {*settings.banned_tokens, model.sbd_config.mask_token_id if model.sbd_config else None} - {None}
     if len(out | {*row.ends} if settings.min_new_tokens else out) >= vocab_size:
         before = " that does not end the answer before min_new_tokens" if len(out) < vocab_size else ""
         raise ParameterError(f"banned_tokens must leave the model a token{before}, not ban all {vocab_size}")
@@ -87,7 +87,7 @@ def check_rows(
     params = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
     # A block that nothing checks may be larger than any that the model was trained with
     largest = max((each.block_size for each in params if each.settings.method == "sbd"), default=0)
-    if model.facts and model.facts.block_sizes and largest > (most := model.facts.block_sizes[-1]):
+    if model.sbd_config and model.sbd_config.block_sizes and largest > (most := model.sbd_config.block_sizes[-1]):
         told = f"block_size {largest} is larger than any this model was trained with (at most {most})"
         warn(f"{told}: expect worse text")
     for prompt, row in zip(prompts, params, strict=True):
@@ -111,7 +111,7 @@ def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
     """Return what is fixed of a request's row. Errors are those of `limit_of` and `decided`."""
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
-    settings = decided(settings, model.facts, has_draft_text=model.draft_text is not None)
+    settings = decided(settings, model.sbd_config, has_draft_text=model.draft_text is not None)
     block_size = min(settings.block_size or 1, room)
     return RequestParams(
         settings=settings,

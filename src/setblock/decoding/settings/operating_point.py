@@ -24,8 +24,8 @@ from setblock.decoding.settings.table import POINT, RENAMED, SETTINGS, DecodingS
 from setblock.errors import ParameterError, SetBlockError
 
 if TYPE_CHECKING:
-    from setblock.model.protocol.facts import CalibratedSetting, SBDFacts
     from setblock.model.protocol.runtime import LanguageModel
+    from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
 
 NTP = DecodingSettings(method="ntp", block_size=1)
 _KEYS = ("method", "sampler", "sampler_options", *(name for name in POINT if name != "sampler"))
@@ -33,7 +33,7 @@ _KEYS = ("method", "sampler", "sampler_options", *(name for name in POINT if nam
 
 def point_of(model: "LanguageModel", settings: DecodingSettings) -> DecodingSettings:
     """Return the operating point of a request. Raise `SetBlockError` as `decided` does, or if the sampler has no name."""
-    point = at_point(decided(settings, model.facts, has_draft_text=model.draft_text is not None))
+    point = at_point(decided(settings, model.sbd_config, has_draft_text=model.draft_text is not None))
     if point.sampler is not None:
         name_of(point.sampler)
     return point
@@ -98,8 +98,8 @@ class Trained(Protocol):
     """Hold what a model was trained and calibrated for: an `SBDModel` is one."""
 
     @property
-    def facts(self) -> "SBDFacts | None":
-        """Return the SBD facts, or None where the model was not trained for blocks."""
+    def sbd_config(self) -> "SBDModelConfig | None":
+        """Return the SBD config, or None where the model was not trained for blocks."""
 
 
 def with_calibration(
@@ -122,7 +122,7 @@ def leaves_point_open(settings: DecodingSettings) -> bool:
 def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> "CalibratedSetting | None":
     """Return the calibrated setting of a method that a request gets, or None where there is none; without a domain, the most
     careful of all, the slowest. Raise `ParameterError` if the model was not calibrated for the domain."""
-    known = () if model.facts is None else model.facts.calibrations
+    known = () if model.sbd_config is None else model.sbd_config.calibrations
     domains = list(dict.fromkeys(each.domain for each in known))
     if domain is not None and domain not in domains:
         told = f"was calibrated for {', '.join(domains)}" if domains else "was calibrated for none"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from setblock.decoding.state.state import Answer, BatchParams, BatchState, Block, Cached, Record, RequestParams
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 
 Item = TypeVar("Item")
 Group = TypeVar("Group", Cached, Block, Answer, Record)
@@ -22,14 +22,14 @@ def open_state(
     written: Sequence[Sequence[int]],
     rows: Sequence[RequestParams],
     *,
-    facts: SBDFacts | None,
+    sbd_config: SBDModelConfig | None,
     device: torch.device,
     draft_text: DraftText | None = None,
     records: bool = True,
 ) -> BatchState:
     """Return the state of requests before their prefill. `written` is of each its prompt and, where it continues after an
     interruption, what it has been given of its answer. `records`: whether to record what passes do."""
-    params = BatchParams(rows, facts, device=device)
+    params = BatchParams(rows, sbd_config, device=device)
     tokens = torch.full((len(rows), params.capacity), params.mask_token)
     for row, token_ids in enumerate(written):
         tokens[row, : len(token_ids)] = torch.tensor(token_ids)
@@ -44,7 +44,7 @@ def open_state(
             start=start,
             end=end,
             needed_end=end.clone(),
-            fed_size=torch.zeros_like(start) if facts is None else params.block_size.masked_fill(params.is_ntp, 0),
+            fed_size=torch.zeros_like(start) if sbd_config is None else params.block_size.masked_fill(params.is_ntp, 0),
             passes=torch.zeros_like(start),
             revealed=places.bool(),
             kinds=places,
@@ -78,7 +78,9 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
     """Return the rows of several states in one, or `rows` of all these, no wider than they need."""
     first, device = states[0], states[0].tokens.device
     here = None if rows is None else torch.tensor(rows, device=device)
-    params = BatchParams(joined_list([state.params.rows for state in states], rows), first.params.facts, device=device)
+    params = BatchParams(
+        joined_list([state.params.rows for state in states], rows), first.params.sbd_config, device=device
+    )
     records = [each.record for each in states if each.record is not None]
     first_logits = [each.first_logits for each in states]
     return BatchState(

@@ -23,8 +23,8 @@ from setblock.decoding.answer.generation import PassCounts
 from setblock.decoding.drafts.kinds import CONFIDENCES
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runtime import fixed_capacity
+from setblock.model.protocol.sbd_config import SBDModelConfig
 
 NEVER = torch.iinfo(torch.long).max
 NO_TOKEN = -1
@@ -56,9 +56,11 @@ class RequestParams:
 class BatchParams:
     """Hold the terms of a batch's rows, int64 unless stated; k is the largest block size. Fields of `RequestParams` are [B]."""
 
-    def __init__(self, rows: Sequence[RequestParams], facts: SBDFacts | None, *, device: torch.device) -> None:
+    def __init__(
+        self, rows: Sequence[RequestParams], sbd_config: SBDModelConfig | None, *, device: torch.device
+    ) -> None:
         """Take `rows`, which stay for the host, and how the model's logits are read; None where it never learned blocks."""
-        self.rows, self.facts = tuple(rows), facts
+        self.rows, self.sbd_config = tuple(rows), sbd_config
         self.waits = devices.waits(device)  # whether a host that reads a value has to wait for the device
         self.block_width = max(each.block_size for each in rows)  # k
         self.most_passes = max(each.most_passes for each in rows)
@@ -66,7 +68,9 @@ class BatchParams:
         methods = {each.settings.method for each in rows}
         self.has_sbd, self.has_exact, self.has_ntp = ("sbd" in methods, "exact" in methods, "ntp" in methods)
         # What is written where nothing is revealed
-        self.mask_token = NO_TOKEN if facts is None or facts.mask_token_id is None else facts.mask_token_id
+        self.mask_token = (
+            NO_TOKEN if sbd_config is None or sbd_config.mask_token_id is None else sbd_config.mask_token_id
+        )
         most_ends = max(1, *(len(each.ends) for each in rows))
 
         def column(values: Sequence[object]) -> Tensor:
@@ -87,21 +91,21 @@ class BatchParams:
         self.adapts_drafts = any(each.adapts_drafts for each in rows)
         # Whether all rows are exact, or never fed a block, or always a whole one
         self.is_all_exact = methods == {"exact"}
-        self.is_all_causal = facts is None or methods == {"ntp"}
-        self.feeds_whole = facts is not None and not self.has_ntp and not self.adapts_drafts
+        self.is_all_causal = sbd_config is None or methods == {"ntp"}
+        self.feeds_whole = sbd_config is not None and not self.has_ntp and not self.adapts_drafts
         # The most alternatives of a token that a row's log-probabilities have; None where no row keeps any
         self.num_alternatives = max((n for each in rows if (n := each.settings.logprobs) is not None), default=None)
 
         self.is_first = torch.arange(self.block_width, device=device) == 0  # [k] bool, the first place of a block
         # [B, k] bool, True in column 0 of exact rows: that token is plain decoding's own, and always revealed
         self.takes_next = self.is_exact[:, None] & self.is_first if self.has_exact else None
-        always = facts is None or facts.first_token_from_causal
+        always = sbd_config is None or sbd_config.first_token_from_causal
         from_before = torch.ones_like(self.is_ntp) if always else self.is_ntp | self.is_exact
         # [B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is
         self.first_is_causal = from_before if always or self.has_ntp or self.has_exact else None
         # [B, k] how far before a position of the block stands the output that predicts it
         self.shifts = torch.ones((len(rows), self.block_width), dtype=torch.long, device=device)
-        if facts is not None and not facts.logit_shift:
+        if sbd_config is not None and not sbd_config.logit_shift:
             self.shifts[:] = from_before[:, None] & self.is_first
 
 

@@ -142,7 +142,10 @@ def plan_pass(
     room = 0 if is_fixed else runner.branched
     branches, branch_size = _branch_sizes(schedules, state.params.rows, is_ahead=is_ahead, room=room)
     width = max(width, branch_size)
-    device, causal_block = state.tokens.device, state.params.facts is not None and state.params.facts.causal_block
+    device, causal_block = (
+        state.tokens.device,
+        state.params.sbd_config is not None and state.params.sbd_config.causal_block,
+    )
     is_full = not (is_ahead or is_fixed or branches) and all(schedules[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
@@ -257,9 +260,9 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
     )
     if plan.branches:
         inputs = _with_branches(state, inputs)
-    facts = state.params.facts
-    if facts is not None and facts.noise_vocab_size is not None:  # there is no mask token to feed
-        noise = random_tokens(plan.of(state.params.seeds), inputs.positions, vocab_size=facts.noise_vocab_size)
+    sbd_config = state.params.sbd_config
+    if sbd_config is not None and sbd_config.noise_vocab_size is not None:  # there is no mask token to feed
+        noise = random_tokens(plan.of(state.params.seeds), inputs.positions, vocab_size=sbd_config.noise_vocab_size)
         inputs = replace(inputs, tokens=noise.where(inputs.tokens == NO_TOKEN, inputs.tokens))
     return inputs
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 import setblock
 from setblock.data.tasks import Example, Task
-from setblock.model.protocol.facts import CONFIG_KEY
 from setblock.model.protocol.runtime import LanguageModel
+from setblock.model.protocol.sbd_config import CONFIG_KEY
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import PrepackedLinear
 
@@ -31,19 +31,19 @@ _PACKAGE = Path(setblock.__file__).parent
 
 
 def model_fingerprint(model: SBDModel | LanguageModel) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD facts, calibrations left out:
+    """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD config, calibrations left out:
     they change no answer that is asked for in full. Of a model that another runtime reads from one file, that of the file."""
     if not isinstance(model, SBDModel):
         with Path(model.path).open("rb") as file:  # type: ignore[attr-defined]
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     config = model.model.config.to_dict()
-    facts = {key: value for key, value in (config.pop(CONFIG_KEY, None) or {}).items() if key != "calibrations"}
+    sbd_config = {key: value for key, value in (config.pop(CONFIG_KEY, None) or {}).items() if key != "calibrations"}
     for key in ("_name_or_path", "transformers_version"):
         config.pop(key, None)
     tokenizer = model.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    told = [config, facts, words, tokenizer.chat_template, model.quantization]
+    told = [config, sbd_config, words, tokenizer.chat_template, model.quantization]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model.model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -12,7 +12,7 @@ from setblock.errors import warn
 from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, Context, LlamaRunner, own_sequence
-from setblock.model.loading.gguf import end_of_text_in, facts_in, tokenizer_in
+from setblock.model.loading.gguf import end_of_text_in, sbd_config_in, tokenizer_in
 from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf
 from setblock.model.protocol.draft_text import DraftText
@@ -30,7 +30,7 @@ class LlamaModel:
         check_gguf(path)
         self.path, self.options, self.file = path, options, ModelFile(path, options)
         metadata, self.vocab_size = self.file.metadata, self.file.vocab_size
-        self.facts = facts_in(metadata, path, vocab_size=self.vocab_size)
+        self.sbd_config = sbd_config_in(metadata, path, vocab_size=self.vocab_size)
         self.tokenizer = tokenizer_in(metadata, path)
         ours = self.tokenizer(_SAMPLE, add_special_tokens=False, split_special_tokens=True).input_ids
         if list(ours) != self.file.tokens_of(_SAMPLE):
@@ -62,5 +62,5 @@ def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
     """Load a GGUF file into llama.cpp, and warn where it was never trained for blocks. Raise `SetBlockError` if llama.cpp is
     not installed, or the file is missing, damaged, of a family that llama.cpp does not know, or can't be decoded in blocks."""
     model = LlamaModel(Path(path), options or LlamaOptions())
-    warn_if_untrained(str(model.path), model.facts)
+    warn_if_untrained(str(model.path), model.sbd_config)
     return model

@@ -8,7 +8,7 @@ from setblock.errors import SetBlockError, check_at_least, prefixed
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.parameters import Served, width_of
 from setblock.integrations.vllm.plugin import PREFIX, STOCK
-from setblock.model.protocol.facts import SBDFacts, read_facts
+from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config
 
 ADMISSION = "setblock.integrations.vllm.admission:BlockAdmission"
 # Not read from generation_config.json: block decoding has its own defaults, and vLLM refuses a request with another
@@ -28,11 +28,11 @@ class SetBlockConfig:
     def verify_and_update_config(vllm_config: Any) -> None:
         """Refuse what can't be, by a `SetBlockError` with which vLLM ends, and set what must be."""
         model_config = vllm_config.model_config
-        facts = facts_of(model_config.hf_config)
-        _refuse(vllm_config, facts)
-        Served.here = Served(facts, canvas_length=model_config.hf_config.canvas_length)
+        sbd_config = sbd_config_of(model_config.hf_config)
+        _refuse(vllm_config, sbd_config)
+        Served.here = Served(sbd_config, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
-            width = width_of(facts, model_config.hf_config.canvas_length)
+            width = width_of(sbd_config, model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
         for name in _SAMPLING_DEFAULTS:
@@ -41,14 +41,14 @@ class SetBlockConfig:
         model_config.logits_processors = processors if ADMISSION in processors else [*processors, ADMISSION]
 
 
-def facts_of(hf_config: Any) -> SBDFacts:
+def sbd_config_of(hf_config: Any) -> SBDModelConfig:
     """Return what the checkpoint records of its training, or raise `SetBlockError` if it says nothing."""
-    facts = read_facts(hf_config)
-    if facts is None or not facts.block_sizes:
+    sbd_config = read_sbd_config(hf_config)
+    if sbd_config is None or not sbd_config.block_sizes:
         raise SetBlockError(
             "it was never trained for block decoding: serve it without --hf-overrides, or fine-tune it with `setblock train`"
         )
-    return facts
+    return sbd_config
 
 
 def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[str, Any]:
@@ -67,17 +67,17 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
     check_at_least(1, block_size=block_size)
     config, _ = load_tokenizer(model)
     with prefixed(f"model {model}"):
-        facts = facts_of(config)
+        sbd_config = sbd_config_of(config)
     name = (config.architectures or ["of no name"])[0]
     if name not in STOCK:
         raise SetBlockError(
             f"model {model}: vLLM can't decode {name} in blocks, only {', '.join(STOCK)}; use `setblock serve`, or vLLM "
             "with next-token decoding"
         )
-    return {"architectures": [PREFIX + name], "canvas_length": block_size or usual_block_size(facts.block_sizes)}
+    return {"architectures": [PREFIX + name], "canvas_length": block_size or usual_block_size(sbd_config.block_sizes)}
 
 
-def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
+def _refuse(vllm_config: Any, sbd_config: SBDModelConfig) -> None:
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     backend = getattr(vllm_config.attention_config.backend, "name", None)
     window = model_config.get_sliding_window()
@@ -101,7 +101,7 @@ def _refuse(vllm_config: Any, facts: SBDFacts) -> None:
         raise SetBlockError(
             f"a sliding window of {window} tokens is only served up to its length: set --max-model-len {window}"
         )
-    if facts.noisy_adapter:
+    if sbd_config.noisy_adapter:
         raise SetBlockError(
             "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`"
         )

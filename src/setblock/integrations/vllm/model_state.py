@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.config import facts_of
+from setblock.integrations.vllm.config import sbd_config_of
 from setblock.integrations.vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
 from setblock.integrations.vllm.slots import BlockSlots
 
@@ -23,11 +23,11 @@ class SetBlockModelState(vllm_api.DefaultModelState):
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        facts = facts_of(self.model_config.hf_config)
-        self.blocks = width_of(facts, 1)  # of a pass
+        sbd_config = sbd_config_of(self.model_config.hf_config)
+        self.blocks = width_of(sbd_config, 1)  # of a pass
         self.width = vllm_config.diffusion_config.canvas_length
         self.slots = BlockSlots(
-            facts,
+            sbd_config,
             slots=self.max_num_reqs,
             block_size=self.width // self.blocks,
             vocab_size=self.model_config.get_vocab_size(),

@@ -11,7 +11,7 @@ from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.operating_point import point_to_json, with_calibration
 from setblock.decoding.settings.table import DecodingSettings, offered
 from setblock.errors import ParameterError
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 
 # vLLM's own name of how many tokens a request is fed in each pass: its scheduler reads it.
 WIDTH_OF_VLLM = "diffusion_canvas_length"
@@ -45,16 +45,16 @@ def settings_of(params: Any) -> DecodingSettings:
 class Served:
     """Describe the model that is served."""
 
-    facts: SBDFacts  # of its training
+    sbd_config: SBDModelConfig  # of its training
     canvas_length: int  # the largest block
     # The one of this process, set by `SetBlockConfig` before any request: vLLM asks whether parameters are valid without saying
     # for which model
     here: ClassVar["Served | None"] = None
 
 
-def width_of(facts: SBDFacts, block_size: int) -> int:
+def width_of(sbd_config: SBDModelConfig, block_size: int) -> int:
     """Return how many tokens a pass feeds a request at most: a block, and before a causal one that which it commits."""
-    return (2 if facts.causal_block else 1) * block_size
+    return (2 if sbd_config.causal_block else 1) * block_size
 
 
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
         return {**extra, WIDTH_OF_VLLM: 1}
     if settings.block_size is None:
         return extra
-    width = settings.block_size if served is None else width_of(served.facts, settings.block_size)
+    width = settings.block_size if served is None else width_of(served.sbd_config, settings.block_size)
     return {**extra, WIDTH_OF_VLLM: width}
 
 

@@ -24,18 +24,18 @@ from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.integrations.vllm.parameters import width_of
-from setblock.model.protocol.facts import SBDFacts
 from setblock.model.protocol.runtime import PassPlan
+from setblock.model.protocol.sbd_config import SBDModelConfig
 
 
 class BlockSlots:
     """Keep up to S requests."""
 
     def __init__(
-        self, facts: SBDFacts, *, slots: int, block_size: int, vocab_size: int, device: torch.device | str
+        self, sbd_config: SBDModelConfig, *, slots: int, block_size: int, vocab_size: int, device: torch.device | str
     ) -> None:
-        self.facts, self.vocab_size = facts, vocab_size
-        self.width = width_of(facts, block_size)  # w
+        self.sbd_config, self.vocab_size = sbd_config, vocab_size
+        self.width = width_of(sbd_config, block_size)  # w
         self.device = torch.device(device)
         # [S] int32, whether the next pass of a request is causal: its prompt's or a commit, or any of causal blocks
         self.causal = torch.ones(slots, dtype=torch.int32, device=self.device)
@@ -67,7 +67,7 @@ class BlockSlots:
         own = range(self.vocab_size)
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
-        settings = decided(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.facts)
+        settings = decided(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.sbd_config)
         params = RequestParams(
             settings=settings,
             block_size=settings.block_size or 1,
@@ -75,7 +75,7 @@ class BlockSlots:
             limit=limit,
             ends=tuple(each for each in ends if each in own),
         )
-        state = open_state([written], [params], facts=self.facts, device=self.device, records=False)
+        state = open_state([written], [params], sbd_config=self.sbd_config, device=self.device, records=False)
         constraints = RowConstraints(
             [each.constraint(params, vocab_size=self.vocab_size) for each in settings.constraints]
         )
@@ -123,7 +123,7 @@ class BlockSlots:
 
         # 3. As vLLM has ordered them
         is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
-        is_causal = plan.of(is_causal | self.facts.causal_block)
+        is_causal = plan.of(is_causal | self.sbd_config.causal_block)
         self.causal[torch.tensor(slots, device=self.device)[order]] = is_causal.to(self.causal.dtype)
         asked = order.argsort()
         return tokens[asked], count[asked]
@@ -135,7 +135,7 @@ class BlockSlots:
         ((state, _),) = self._batch
         plan = self._plan(state, state.rows, fed=torch.full_like(state.rows, self.width))
         inputs = prepare_inputs(state, plan)
-        tokens = torch.where(inputs.is_real, inputs.tokens, self.facts.mask_token_id or 0)
+        tokens = torch.where(inputs.is_real, inputs.tokens, self.sbd_config.mask_token_id or 0)
         tokens = _filled(tokens, state, plan, where=_is_over(state, plan))
         return tokens[self._rows_of(slots)]
 
@@ -146,7 +146,7 @@ class BlockSlots:
     def _plan(self, state: BatchState, rows: Tensor, *, fed: Tensor) -> PassPlan:
         """Return a pass in which each request of `rows` [A] is fed at most `fed` [A] tokens, or its prompt to the end. Sizes
         don't depend on values, so that nothing waits for the device."""
-        fuses_commit = self.facts.causal_block
+        fuses_commit = self.sbd_config.causal_block
         whole = state.next_end(fuses_commit=fuses_commit, commits_answers=True)[rows]
         is_prefill = state.is_prefill[rows]
         return PassPlan(
@@ -159,7 +159,7 @@ class BlockSlots:
             checked=state.params.block_width - 1 if state.params.has_exact else 0,
             visible=state.tokens.shape[1],
             fuses_commit=fuses_commit,
-            causal_block=self.facts.causal_block,
+            causal_block=self.sbd_config.causal_block,
             may_be_cut=True,
             is_fixed=True,
         )

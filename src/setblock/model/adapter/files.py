@@ -16,7 +16,7 @@ from torch import Tensor
 
 from setblock.errors import SetBlockError, prefixed
 from setblock.files import FACTS_FILE, whole_folder
-from setblock.model.protocol.facts import SBDFacts, facts_from_json
+from setblock.model.protocol.sbd_config import SBDModelConfig, sbd_config_from_json
 
 WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
@@ -54,15 +54,15 @@ def read_lora(folder: Path, *, row: bool) -> tuple[dict[str, Any], dict[str, Ten
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def adapter_facts(folder: Path, *, vocab_size: int) -> SBDFacts:
+def adapter_sbd_config(folder: Path, *, vocab_size: int) -> SBDModelConfig:
     """Return the facts of a base model with V tokens and the adapter in `folder`: those recorded there; else those of a UNO
     adapter, which records no block size. Raise `SetBlockError` if they are not valid for the model."""
     file = folder / FACTS_FILE
     if file.is_file():
         with prefixed(f"can't read {file}", (OSError, ValueError)):
             recorded = json.loads(file.read_text(encoding="utf-8"))
-        return replace(facts_from_json(recorded, vocab_size=vocab_size, where=str(file)), noisy_adapter=True)
-    return SBDFacts(
+        return replace(sbd_config_from_json(recorded, vocab_size=vocab_size, where=str(file)), noisy_adapter=True)
+    return SBDModelConfig(
         None,
         logit_shift=True,
         first_token_from_causal=True,
@@ -72,16 +72,16 @@ def adapter_facts(folder: Path, *, vocab_size: int) -> SBDFacts:
     )
 
 
-def write_adapter(source: Path, facts: SBDFacts | None, folder: Path, *, uno: bool = False) -> None:
+def write_adapter(source: Path, sbd_config: SBDModelConfig | None, folder: Path, *, uno: bool = False) -> None:
     """Write the adapter of a checkpoint, in the folder `source`, with its facts, in bfloat16. `folder` must not exist, and
     appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, if the folder can't be written, or if
     it must be one that SGLang takes (`uno`) and is not."""
-    if facts is None or not facts.noisy_adapter:
+    if sbd_config is None or not sbd_config.noisy_adapter:
         raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported alone")
     needed = {
-        "training.noise uniform": facts.noise_vocab_size is not None,
-        "training.block_attention causal": facts.causal_block,
-        "training.logit_shift true": facts.logit_shift,
+        "training.noise uniform": sbd_config.noise_vocab_size is not None,
+        "training.block_attention causal": sbd_config.causal_block,
+        "training.logit_shift true": sbd_config.logit_shift,
     }
     wrong = [name for name, holds in needed.items() if not holds]
     if uno and wrong:
@@ -97,11 +97,11 @@ def write_adapter(source: Path, facts: SBDFacts | None, folder: Path, *, uno: bo
     if folder.exists():
         raise SetBlockError(f"{folder} exists already: name a new folder")
     config |= {"base_model_name_or_path": None}
-    if facts.noise_vocab_size is not None:  # SGLang reads no patterns
+    if sbd_config.noise_vocab_size is not None:  # SGLang reads no patterns
         config["target_modules"] = sorted(layers)
     with whole_folder(folder) as whole:
         whole.mkdir()
-        recorded = replace(facts, calibrations=()).to_json()
+        recorded = replace(sbd_config, calibrations=()).to_json()
         for name, content in ((CONFIG_NAME, config), (FACTS_FILE, recorded)):
             (whole / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         rounded = {name: weight.to(torch.bfloat16).contiguous() for name, weight in weights.items()}

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.json_lines import read_json
 from setblock.model.loading.source import is_gguf
-from setblock.model.protocol.facts import SBDFacts, facts_from_json
+from setblock.model.protocol.sbd_config import SBDModelConfig, sbd_config_from_json
 
 FACTS_KEY = "setblock.facts"
-"""The SBD facts, as JSON."""
+"""The SBD config, as JSON."""
 END_OF_TEXT_KEY = "setblock.end_of_text_ids"
 """The ids that end an answer, as JSON: llama.cpp's own keys have room for two."""
 TOKENIZER_KEY = gguf.Keys.Tokenizer.HF_JSON
@@ -63,10 +63,10 @@ def metadata_of(source: str | Path) -> Metadata:
     return lambda key: str(fields[key].contents()) if key in fields else None
 
 
-def facts_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDFacts | None:
-    """Return the SBD facts that a file holds, or None. Raise `SetBlockError` if there are some, but not valid ones."""
+def sbd_config_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDModelConfig | None:
+    """Return the SBD config that a file holds, or None. Raise `SetBlockError` if there are some, but not valid ones."""
     where, recorded = f"{source}: {FACTS_KEY}", _json(metadata, FACTS_KEY, source)
-    return None if recorded is None else facts_from_json(recorded, vocab_size=vocab_size, where=where)
+    return None if recorded is None else sbd_config_from_json(recorded, vocab_size=vocab_size, where=where)
 
 
 def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:

@@ -25,14 +25,14 @@ from setblock.errors import SetBlockError, SetBlockWarning, prefixed, warn
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
-from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, adapter_facts, read_lora
+from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, adapter_sbd_config, read_lora
 from setblock.model.attention.attention import layer_windows
 from setblock.model.loading import gguf
 from setblock.model.loading.named import BUNDLED_MODEL, resolved
 from setblock.model.loading.source import check_source, is_gguf
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
-from setblock.model.protocol.facts import SBDFacts, read_facts
+from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import Quantization, four_bits, quantize
 
@@ -90,13 +90,15 @@ def load(
     with prefixed(f"model {source}"):
         refuse_unsupported(config)
         vocab_size = config.get_text_config().vocab_size
-        facts = read_facts(config) if metadata is None else gguf.facts_in(metadata, source, vocab_size=vocab_size)
+        sbd_config = (
+            read_sbd_config(config) if metadata is None else gguf.sbd_config_in(metadata, source, vocab_size=vocab_size)
+        )
 
     if adapter is not None:
-        if facts is not None and facts.noisy_adapter:
+        if sbd_config is not None and sbd_config.noisy_adapter:
             raise SetBlockError(f"model {source} has an adapter on its future block already: load it without another")
-        facts = adapter_facts(Path(adapter), vocab_size=vocab_size)
-        lora = read_lora(Path(adapter), row=facts.mask_token_id is not None)
+        sbd_config = adapter_sbd_config(Path(adapter), vocab_size=vocab_size)
+        lora = read_lora(Path(adapter), row=sbd_config.mask_token_id is not None)
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,7 +107,7 @@ def load(
     except RuntimeError as error:
         raise SetBlockError(f"can't use device {device!r}: {_line(error)}") from error
     devices.check(device)
-    if quantization is not None and facts is not None and facts.noisy_adapter:
+    if quantization is not None and sbd_config is not None and sbd_config.noisy_adapter:
         raise SetBlockError(
             f"model {source} has an adapter on its future block, and can't be quantised: load it without quantization"
         )
@@ -135,9 +137,9 @@ def load(
         raise SetBlockError(f"model {source}: Transformers could not make {unmade} of its weights; download it again")
     if metadata is not None:  # Transformers reads nothing of ours
         model.generation_config.eos_token_id = list(gguf.end_of_text_in(metadata, source)) or config.eos_token_id
-        if facts is not None:
-            facts.write_to(model.config)
-    if facts is not None and facts.noisy_adapter:
+        if sbd_config is not None:
+            sbd_config.write_to(model.config)
+    if sbd_config is not None and sbd_config.noisy_adapter:
         with _reading(source, "its adapter"):
             if adapter is None:
                 at_home = [cached_file(source, f"{ADAPTER_FOLDER}/{name}") for name in (CONFIG_NAME, WEIGHTS_NAME)]
@@ -159,7 +161,7 @@ def load(
         plan = plan_attention(model, alternatives=() if attn_implementation else ("eager",))
     if plan.context is not None:
         warn(f"{source} is right for {plan.context} tokens at most, prompt and answer together: {plan.context_reason}")
-    sbd = SBDModel(model, tokenizer, facts=facts, quantization=quantization)
+    sbd = SBDModel(model, tokenizer, sbd_config=sbd_config, quantization=quantization)
     if metadata is None:
         texts = None
         with suppress(OSError):  # it has no draft text, or the hub is out of reach: it would only save passes
@@ -167,13 +169,13 @@ def load(
         if texts is not None:
             sbd.draft_text = draft_text_of(read_texts(Path(texts)), sbd)
     if adapter is None:
-        warn_if_untrained(source, facts)
+        warn_if_untrained(source, sbd_config)
     return sbd
 
 
-def warn_if_untrained(source: str, facts: SBDFacts | None) -> None:
+def warn_if_untrained(source: str, sbd_config: SBDModelConfig | None) -> None:
     """Warn of a model that was never trained for blocks, in the name of the caller's caller."""
-    if facts is None or not facts.block_sizes:
+    if sbd_config is None or not sbd_config.block_sizes:
         warn(
             f"{source} was never trained for blocks: method 'exact' copies its drafts from the text; fine-tune it with "
             "`setblock train` to gain more",

@@ -239,7 +239,7 @@ def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
 
     from setblock.model.loading.delta import with_delta
     from setblock.model.loading.gguf import pretrained_arguments, weights_arguments
-    from setblock.model.protocol.facts import CONFIG_KEY, read_facts
+    from setblock.model.protocol.sbd_config import CONFIG_KEY, read_sbd_config
     from setblock.model.sbd_model import SBDModel
 
     weights = AutoModelForCausalLM.from_pretrained(**weights_arguments(source), dtype=torch.bfloat16)
@@ -251,9 +251,9 @@ def _sbd_model(model: NamedModel, source: str) -> "SBDModel":
     tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(source))
     tokenizer.mask_token = model.mask_token
     sbd = SBDModel(weights, tokenizer)
-    if (facts := _shipped(model, FACTS_FILE)) is not None:
-        setattr(weights.config, CONFIG_KEY, json.loads(facts.read_text()))
-        sbd.facts = read_facts(weights.config)
+    if (sbd_config := _shipped(model, FACTS_FILE)) is not None:
+        setattr(weights.config, CONFIG_KEY, json.loads(sbd_config.read_text()))
+        sbd.sbd_config = read_sbd_config(weights.config)
     return sbd
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.facts import SBDFacts
+from setblock.model.protocol.sbd_config import SBDModelConfig
 
 PROMPT_PART = 512
 """Tokens of a prompt that a pass is fed at most, unless a request says otherwise. Of 128 to 2,048 this is the fastest on a CPU,
@@ -244,7 +244,7 @@ class LanguageModel(Protocol):
 
     tokenizer: PreTrainedTokenizerBase
     # What its training fixed; None where it was never trained for blocks: it decodes by `ntp`, or `exact` with copied drafts
-    facts: SBDFacts | None
+    sbd_config: SBDModelConfig | None
     end_of_text_ids: tuple[int, ...]  # ids that end an answer
     draft_text: DraftText | None  # what method `exact` copies drafts from, besides each request's own text, if anything
 

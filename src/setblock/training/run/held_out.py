@@ -40,7 +40,7 @@ class HeldOutScores(TrainerCallback):
     ) -> None:
         """Take what trains, the model that it trains, and held-out rows. `on_progress` is called with the number of documents
         measured so far, and that of all that will be."""
-        self._mask_token_id = None if sbd.facts is None else sbd.facts.mask_token_id
+        self._mask_token_id = None if sbd.sbd_config is None else sbd.sbd_config.mask_token_id
         self._trainer, self._model, self._rows, self._on_progress = trainer, sbd.model, rows, on_progress
 
     @cached_property

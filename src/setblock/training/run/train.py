@@ -231,7 +231,7 @@ def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
     limits = DocumentLimits(
         sbd.context_length or NO_LIMIT,  # the attention plan may allow less than the config
         vocabulary=len(sbd.model.get_input_embeddings().weight),
-        mask_token_id=sbd.facts.mask_token_id if sbd.facts else None,
+        mask_token_id=sbd.sbd_config.mask_token_id if sbd.sbd_config else None,
     )
     return rows_of(recipe.data, sbd.tokenizer, limits)
 

@@ -92,7 +92,7 @@ class SBDTrainer(Trainer):
         prepare(sbd, args, adapter)
         self._collator = SBDCollator(
             args,
-            noise_ids=range(0) if sbd.facts is None else sbd.facts.noise_ids,
+            noise_ids=range(0) if sbd.sbd_config is None else sbd.sbd_config.noise_ids,
             end_of_text_id=sbd.end_of_text_ids[0],
             context_length=sbd.context_length or 1 << 30,
             is_flat=attends_runs(sbd.model),

@@ -1,4 +1,4 @@
-"""The SBD facts: stored in a config, read back, and refused where they are not valid."""
+"""The SBD config: stored in a config, read back, and refused where they are not valid."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from setblock.errors import SetBlockError
-from setblock.model.protocol.facts import CONFIG_KEY, CalibratedSetting, SBDFacts, read_facts
+from setblock.model.protocol.sbd_config import CONFIG_KEY, CalibratedSetting, SBDModelConfig, read_sbd_config
 
 VALID = {"mask_token_id": 3, "block_sizes": [2, 8], "logit_shift": False, "first_token_from_causal": True, "version": 1}
 
@@ -33,18 +33,18 @@ def config(**fields: Any) -> LlamaConfig:
     shift=st.sampled_from([(False, False), (False, True), (True, True)]),
 )
 def test_round_trip(mask_token_id: int, block_sizes: tuple[int, ...], shift: tuple[bool, bool]) -> None:
-    facts = SBDFacts(mask_token_id, block_sizes, *shift)
+    sbd_config = SBDModelConfig(mask_token_id, block_sizes, *shift)
     of = config()
-    facts.write_to(of)
-    assert read_facts(LlamaConfig.from_dict(of.to_dict())) == facts
+    sbd_config.write_to(of)
+    assert read_sbd_config(LlamaConfig.from_dict(of.to_dict())) == sbd_config
 
 
 def test_calibrations_are_recorded_where_there_are_any() -> None:
     of = config()
-    facts = SBDFacts(3, calibrations=(CalibratedSetting(**CALIBRATION),))
-    facts.write_to(of)
-    assert read_facts(LlamaConfig.from_dict(of.to_dict())) == facts
-    SBDFacts(3).write_to(of)  # earlier releases don't know the key
+    sbd_config = SBDModelConfig(3, calibrations=(CalibratedSetting(**CALIBRATION),))
+    sbd_config.write_to(of)
+    assert read_sbd_config(LlamaConfig.from_dict(of.to_dict())) == sbd_config
+    SBDModelConfig(3).write_to(of)  # earlier releases don't know the key
     assert "calibrations" not in getattr(of, CONFIG_KEY)
 
 
@@ -54,17 +54,17 @@ def test_unos_form_is_recorded_and_keys_of_others_stay_as_they_were(
     mask_token_id: int | None, causal_block: bool
 ) -> None:
     of, size = config(), 10 if mask_token_id is None else None
-    facts = SBDFacts(mask_token_id, (4,), noise_vocab_size=size, causal_block=causal_block)
-    facts.write_to(of)
-    assert read_facts(LlamaConfig.from_dict(of.to_dict())) == facts
+    sbd_config = SBDModelConfig(mask_token_id, (4,), noise_vocab_size=size, causal_block=causal_block)
+    sbd_config.write_to(of)
+    assert read_sbd_config(LlamaConfig.from_dict(of.to_dict())) == sbd_config
     usual = {"mask_token_id", "block_sizes", "logit_shift", "first_token_from_causal", "version"}
     expected = usual - {"mask_token_id"} | {"noise_vocab_size"} if mask_token_id is None else usual
     assert getattr(of, CONFIG_KEY).keys() == expected | ({"causal_block"} if causal_block else set())
-    assert bool(facts.special_form) == (mask_token_id is None or causal_block)
+    assert bool(sbd_config.special_form) == (mask_token_id is None or causal_block)
 
 
 def test_none_recorded() -> None:
-    assert read_facts(config()) is None
+    assert read_sbd_config(config()) is None
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_none_recorded() -> None:
 )
 def test_facts_that_are_not_valid(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SetBlockError, match=message):
-        read_facts(config(**{CONFIG_KEY: VALID | change}))
+        read_sbd_config(config(**{CONFIG_KEY: VALID | change}))
 
 
 @pytest.mark.parametrize("recorded", ["yes", [1], 3])
 def test_facts_that_are_no_object(recorded: Any) -> None:
     with pytest.raises(SetBlockError, match=f"'setblock' must be an object, not {type(recorded).__name__}"):
-        read_facts(config(**{CONFIG_KEY: recorded}))
+        read_sbd_config(config(**{CONFIG_KEY: recorded}))

@@ -1,4 +1,4 @@
-"""Define the SBD facts: what a checkpoint must record so that it can be decoded in blocks.
+"""Define the SBD config: what a checkpoint must record so that it can be decoded in blocks.
 
 They are stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
 """
@@ -42,7 +42,7 @@ class CalibratedSetting:
 
 
 @dataclass(frozen=True)
-class SBDFacts:
+class SBDModelConfig:
     """Hold what SBD fine-tuning fixed.
 
     Attributes:
@@ -103,16 +103,16 @@ class SBDFacts:
         return recorded
 
 
-def read_facts(config: PretrainedConfig) -> SBDFacts | None:
+def read_sbd_config(config: PretrainedConfig) -> SBDModelConfig | None:
     """Return the facts recorded in a config, or None if there are none. Raise `SetBlockError` if they are not valid."""
     recorded = getattr(config, CONFIG_KEY, None)
     if recorded is None:
         return None
-    return facts_from_json(recorded, vocab_size=config.get_text_config().vocab_size, where="config.json")
+    return sbd_config_from_json(recorded, vocab_size=config.get_text_config().vocab_size, where="config.json")
 
 
-def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
-    """Return what `SBDFacts.to_json` wrote, or raise `SetBlockError`, which says `where` it is, if it is not valid."""
+def sbd_config_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDModelConfig:
+    """Return what `SBDModelConfig.to_json` wrote, or raise `SetBlockError`, which says `where` it is, if it is not valid."""
     if not isinstance(recorded, dict):
         raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
     if (version := recorded.get("version")) != FORMAT_VERSION:
@@ -121,7 +121,7 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
             "release of setblock"
         )
     try:
-        facts = _FACTS.validate_json(json.dumps({"mask_token_id": None, **recorded}), strict=True)
+        sbd_config = _FACTS.validate_json(json.dumps({"mask_token_id": None, **recorded}), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         if problem["type"] == "value_error":  # what the classes above refuse
@@ -129,9 +129,9 @@ def facts_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDFacts:
         key = ".".join(map(str, (CONFIG_KEY, *problem["loc"])))
         raise SetBlockError(f"{where}: {fault_of(key, problem)}") from error
     for name, most in (("mask_token_id", vocab_size - 1), ("noise_vocab_size", vocab_size)):
-        if (getattr(facts, name) or 0) > most:
-            raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be at most {most}, not {getattr(facts, name)}")
-    return replace(facts, block_sizes=tuple(sorted(facts.block_sizes)))
+        if (getattr(sbd_config, name) or 0) > most:
+            raise SetBlockError(f"{where}: {CONFIG_KEY}.{name} must be at most {most}, not {getattr(sbd_config, name)}")
+    return replace(sbd_config, block_sizes=tuple(sorted(sbd_config.block_sizes)))
 
 
-_FACTS = TypeAdapter(SBDFacts)
+_FACTS = TypeAdapter(SBDModelConfig)
