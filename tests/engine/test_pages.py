@@ -49,7 +49,7 @@ def test_what_is_found_is_what_was_written(total: int, moves: list[tuple[bool, i
             pages = pages + fresh
             held.append(pages)
             for n, key in enumerate(pool.keys_of(text, len(text), known=keys), start=len(keys)):
-                pool.offer(pages[n], key)
+                pool.cache_page(pages[n], key)
                 naive.text_of[pages[n]] = tuple(text[: (n + 1) * PAGE])
             assert len(pool.find(text)[0]) == naive.longest(text) == len(text) // PAGE
         assert pool.total - pool.available == len({page for pages in held for page in pages})
@@ -64,7 +64,7 @@ def test_the_text_not_used_for_longest_goes_first_and_its_end_before_its_beginni
     for text in texts.values():
         pages = pool.take(2)
         for page, key in zip(pages, pool.keys_of(text, len(text)), strict=True):
-            pool.offer(page, key)
+            pool.cache_page(page, key)
         pool.release(pages)
 
     def found() -> dict[str, int]:

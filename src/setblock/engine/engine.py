@@ -14,7 +14,7 @@ from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.checks import check_rows
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
-from setblock.engine.request import Job, Progress, QueueFull, Request
+from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.locks import lock_of
@@ -36,9 +36,9 @@ class Engine:
         self._model = model
         self._pool = PagePool(pages, page_tokens=page_tokens)
         self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens, rows=self.limits.max_num_seqs)
-        self._jobs: dict[str, Job] = {}  # all that are not finished
-        self._waiting: deque[Job] = deque()
-        self._running: list[Job] = []
+        self._sequences: dict[str, EngineSequence] = {}  # all that are not finished
+        self._waiting: deque[EngineSequence] = deque()
+        self._running: list[EngineSequence] = []
         self._batch: Batch  # of those that run, in the same order, while there are any
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
@@ -49,7 +49,7 @@ class Engine:
         not support the request, or the cache could never hold it."""
         if request.settings.n != 1:
             raise ParameterError(f"n must be 1 in a request to the engine, not {request.settings.n}")
-        if request.id in self._jobs:
+        if request.id in self._sequences:
             raise SetBlockError(f"a request with id {request.id!r} is not finished yet: give another id")
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
@@ -61,14 +61,14 @@ class Engine:
                 f"{needed - prompt_end} new tokens or enlarge kv_tokens"
             )
         block_end = min(prompt_end + checked.params[0].block_size, needed)
-        job = Job(request, self._arrivals, checked, list(request.prompt), prompt_end, block_end)
-        self._jobs[request.id] = job
+        sequence = EngineSequence(request, self._arrivals, checked, list(request.prompt), prompt_end, block_end)
+        self._sequences[request.id] = sequence
         self._arrivals += 1
-        self._waiting.append(job)
+        self._waiting.append(sequence)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request. The next step reports its text so far. Unknown and finished ids are ignored."""
-        if request_id in self._jobs:
+        if request_id in self._sequences:
             self._cancelled[request_id] = None
 
     @torch.inference_mode()
@@ -84,7 +84,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Return whether the engine has nothing to do and nothing to report."""
-        return not self._jobs
+        return not self._sequences
 
     @property
     def figures(self) -> EngineFigures:
@@ -97,7 +97,7 @@ class Engine:
             waiting=len(self._waiting),
             running=running,
             kv_tokens_used=used,
-            kv_tokens_cached=len(pool.idle) * pool.page_tokens,
+            kv_tokens_cached=len(pool.evictable) * pool.page_tokens,
             kv_tokens_total=pool.total * pool.page_tokens,
             pass_seconds=pass_seconds,
             **self._counts,
@@ -107,24 +107,24 @@ class Engine:
 
     def _drop_cancelled(self) -> list[Progress]:
         progress, leaving = [], []
-        for job in [self._jobs[request_id] for request_id in self._cancelled]:
-            if job in self._running:
-                rows, row = self._batch, self._running.index(job)
+        for sequence in [self._sequences[request_id] for request_id in self._cancelled]:
+            if sequence in self._running:
+                rows, row = self._batch, self._running.index(sequence)
                 leaving.append(row)
             else:
-                rows, row = job.opened(), 0
-                self._waiting.remove(job)
+                rows, row = sequence.opened(), 0
+                self._waiting.remove(sequence)
             rows.state.finish(row)
             generation = rows.generation(row, cancelled=True)
-            progress.append(Progress(job.request.id, rows.texts[row].take(final=True), (), None, generation))
-            self._forget(job)
+            progress.append(Progress(sequence.request.id, rows.texts[row].take(final=True), (), None, generation))
+            self._forget(sequence)
         self._cancelled.clear()
         self._leave(leaving)
         return progress
 
     def _admit(self) -> None:
         """Let those run that came first, as long as there is a place and cache for what they are to be fed first."""
-        joining: list[Job] = []
+        joining: list[EngineSequence] = []
         while self._waiting and (others := len(self._running) + len(joining)) < self.limits.max_num_seqs:
             if not self._give_first_pages(self._waiting[0], left_over=others):
                 break
@@ -132,26 +132,26 @@ class Engine:
         if not joining:
             return
         rows = [self._batch] if self._running else []
-        self._batch = Batch.joined([*rows, *(job.opened() for job in joining)])
-        for job in joining:
-            job.rows = None
+        self._batch = Batch.joined([*rows, *(sequence.opened() for sequence in joining)])
+        for sequence in joining:
+            sequence.rows = None
         self._running += joining
 
-    def _give_first_pages(self, job: Job, *, left_over: int) -> bool:
-        """Give a job pages for its prompt and a block, those that hold the beginning of it already among them. False if fewer
+    def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
+        """Give a sequence pages for its prompt and a block, those that hold the beginning of it already among them. False if fewer
         than `left_over` would remain, for others to grow: asking costs nothing on the device."""
         # The output of a prompt's last token is needed, so that one is always fed.
-        pool, is_new = self._pool, not job.prefilled
-        known = job.token_ids[: job.prompt_end - is_new] if self._runner.shares_pages else []
+        pool, is_new = self._pool, not sequence.prefilled
+        known = sequence.token_ids[: sequence.prompt_end - is_new] if self._runner.shares_pages else []
         pages, keys = pool.find(known)
         pool.share(pages)
-        missing = pool.pages_for(max(job.prompt_end, job.block_end)) - len(pages)
+        missing = pool.pages_for(max(sequence.prompt_end, sequence.block_end)) - len(pages)
         if missing + left_over > pool.available:
             pool.release(pages)
             return False
-        job.pages, job.keys = pages + pool.take(missing), keys
+        sequence.pages, sequence.keys = pages + pool.take(missing), keys
         hit = len(pages) * pool.page_tokens
-        job.opened().state.hold(hit)
+        sequence.opened().state.hold(hit)
         self._counts["prefix_hit_tokens"] += hit
         return True
 
@@ -166,16 +166,16 @@ class Engine:
             del self._batch
             self._place()
 
-    def _forget(self, job: Job) -> None:
-        job.release(self._pool)
-        del self._jobs[job.request.id]
+    def _forget(self, sequence: EngineSequence) -> None:
+        sequence.release(self._pool)
+        del self._sequences[sequence.request.id]
 
     # What a pass feeds
 
     def _plan(self) -> list[RowSchedule]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._running:
-            whole, served = self._batch.schedules(self._runner), [job.served for job in self._running]
+            whole, served = self._batch.schedules(self._runner), [sequence.served for sequence in self._running]
             schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
             if self._give_pages(schedules):
                 return schedules
@@ -185,23 +185,23 @@ class Engine:
         """Give pages to all that are to be fed. False if there were too few: the youngest has then given up its own."""
         oldest_first = sorted(range(len(schedules)), key=lambda row: self._running[row].arrival)
         for row in oldest_first:
-            job = self._running[row]
-            missing = max(0, self._pool.pages_for(schedules[row].end) - len(job.pages))
+            sequence = self._running[row]
+            missing = max(0, self._pool.pages_for(schedules[row].end) - len(sequence.pages))
             if missing > self._pool.available:
                 self._preempt(oldest_first[-1])
                 return False
-            job.pages += self._pool.take(missing)
+            sequence.pages += self._pool.take(missing)
         return True
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        job, scheduled = self._running[row], self._batch.whole_schedules(self._runner)[row]
-        job.rows = self._batch.taken([row])
-        job.rows.state.evict()
-        params, job.prompt_end = job.rows.state.params.rows[0], max(job.prompt_end, scheduled.start)
-        job.block_end = min(scheduled.block_start + params.block_size, params.limit)
-        job.release(self._pool)
-        self._waiting.appendleft(job)
+        sequence, scheduled = self._running[row], self._batch.whole_schedules(self._runner)[row]
+        sequence.rows = self._batch.taken([row])
+        sequence.rows.state.preempt()
+        params, sequence.prompt_end = sequence.rows.state.params.rows[0], max(sequence.prompt_end, scheduled.start)
+        sequence.block_end = min(scheduled.block_start + params.block_size, params.limit)
+        sequence.release(self._pool)
+        self._waiting.appendleft(sequence)
         self._leave([row])
         self._counts["preemptions"] += 1
 
@@ -219,27 +219,29 @@ class Engine:
         for row, scheduled in enumerate(schedules):
             if not scheduled.tokens:
                 continue
-            job, of_row = self._running[row], outputs[row]
-            job.served = self._counts["passes"]
-            made, params = job.read(of_row), rows.state.params.rows[row]
+            sequence, of_row = self._running[row], outputs[row]
+            sequence.served = self._counts["passes"]
+            made, params = sequence.read(of_row), rows.state.params.rows[row]
             self._count(scheduled, params.settings.method, of_row.scheduled.start)
             if not of_row.failed and self._runner.shares_pages:
-                job.offer_committed(self._pool, of_row.scheduled.start)
+                sequence.cache_full_pages(self._pool, of_row.scheduled.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
-            is_silent = scheduled.is_prefill and (job.prefilled or not of_row.prefilled)
-            job.prefilled = of_row.prefilled
+            is_silent = scheduled.is_prefill and (sequence.prefilled or not of_row.prefilled)
+            sequence.prefilled = of_row.prefilled
             answer = rows.generation(row) if of_row.finished else None
             if made and made[-1] in params.ends:
                 made.pop()
-            progress.append(Progress(job.request.id, texts[row], made, None if is_silent else of_row, answer))
+            progress.append(Progress(sequence.request.id, texts[row], made, None if is_silent else of_row, answer))
             if of_row.finished:
                 leaving.append(row)
-                self._forget(job)
+                self._forget(sequence)
         self._leave(leaving)
         return progress
 
     def _place(self) -> None:
-        self._runner.place([job.pages for job in self._running], [job.arrival for job in self._running])
+        self._runner.place(
+            [sequence.pages for sequence in self._running], [sequence.arrival for sequence in self._running]
+        )
 
     def _count(self, scheduled: RowSchedule, method: str, next_start: int) -> None:
         """Count what a pass fed a row, which continues at `next_start`."""

@@ -24,12 +24,12 @@ class PagePool:
         self._key_of: dict[int, bytes] = {}  # of the pages that may be shared
         self._page_of: dict[bytes, int] = {}
         # Pages that may be shared and nobody holds, kept for texts that begin alike; those let go longest ago first
-        self.idle: OrderedDict[int, None] = OrderedDict()
+        self.evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
         """Return the number of pages that can be taken."""
-        return len(self._free) + len(self.idle)
+        return len(self._free) + len(self.evictable)
 
     def pages_for(self, tokens: int) -> int:
         """Return how many pages hold so many positions."""
@@ -43,7 +43,7 @@ class PagePool:
             if self._free:
                 page = self._free.pop()
             else:
-                page, _ = self.idle.popitem(last=False)
+                page, _ = self.evictable.popitem(last=False)
                 del self._page_of[self._key_of.pop(page)]
             self._holders[page] = 1
             pages.append(page)
@@ -53,7 +53,7 @@ class PagePool:
         """Hold pages that `find` has found."""
         for page in pages:
             self._holders[page] += 1
-            self.idle.pop(page, None)
+            self.evictable.pop(page, None)
 
     def release(self, pages: Sequence[int]) -> None:
         """Hold pages no longer. The last of a text is given up before the first, without which it is worth nothing."""
@@ -62,7 +62,7 @@ class PagePool:
             assert self._holders[page] >= 0
             if self._holders[page] == 0:
                 if page in self._key_of:
-                    self.idle[page] = None
+                    self.evictable[page] = None
                 else:
                     self._free.append(page)
 
@@ -80,7 +80,7 @@ class PagePool:
             key = blake2b(key + tokens.tobytes(), digest_size=16).digest()
             yield key
 
-    def offer(self, page: int, key: bytes) -> None:
+    def cache_page(self, page: int, key: bytes) -> None:
         """Let others share a held page whose tokens are all committed, unless there is another like it."""
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key], self._key_of[page] = page, key

@@ -51,7 +51,7 @@ class Progress:
 
 
 @dataclass(eq=False)
-class Job:
+class EngineSequence:
     """Follow a request from when it is submitted until it is finished."""
 
     request: Request  # what is wanted
@@ -59,7 +59,7 @@ class Job:
     checked: CheckedRows | None  # what to open its row from; None once it is open
     token_ids: list[int]  # those of the prompt and of the answer as far as it will not change
     prompt_end: int  # the end of its prompt, or of what was cached when it lost its pages: fed without a block
-    block_end: int  # the end of its next block, at most: a job starts when there is cache up to here
+    block_end: int  # the end of its next block, at most: a sequence starts when there is cache up to here
     # Its own row while it waits; None while it is a row of the running batch, and before it is opened
     rows: Batch | None = None
     pages: list[int] = field(default_factory=list)  # the pages it holds, in the order of its positions
@@ -81,10 +81,10 @@ class Job:
         self.token_ids += made
         return made
 
-    def offer_committed(self, pool: PagePool, committed: int) -> None:
+    def cache_full_pages(self, pool: PagePool, committed: int) -> None:
         """Let others share the pages that are full of committed tokens."""
         for key in pool.keys_of(self.token_ids, committed, known=self.keys):
-            pool.offer(self.pages[len(self.keys)], key)
+            pool.cache_page(self.pages[len(self.keys)], key)
             self.keys.append(key)
 
     def release(self, pool: PagePool) -> None:

@@ -114,7 +114,7 @@ class Cached:
     """Say what the cache holds of each row, [B] each."""
 
     committed: Tensor  # how many positions it holds exactly
-    # How many it has to hold before the block is fed: the prompt, or what it held before it was evicted
+    # How many it has to hold before the block is fed: the prompt, or what it held before it was preempted
     prefill_end: Tensor
     # bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing
     prefilled: Tensor
@@ -180,7 +180,7 @@ class BatchState:
     first_logits: Tensor
     record: Record | None = None  # what passes have done to each row; None where nobody asks
     draft_text: DraftText | None = None  # what drafts may be copied from, besides each row's own text
-    may_prefill: bool = True  # for the host, whether any row may have to be fed its prompt, or what was evicted
+    may_prefill: bool = True  # for the host, whether any row may have to be fed its prompt, or what was preempted
     batch: int = field(init=False)  # B
     columns: Tensor = field(init=False)  # [C], 0, 1, 2, ...
     rows: Tensor = field(init=False)  # [B], the same
@@ -202,7 +202,7 @@ class BatchState:
 
     @property
     def is_prefill(self) -> Tensor:
-        """Return [B] bool, rows whose next pass is over their prompt, or over what was evicted."""
+        """Return [B] bool, rows whose next pass is over their prompt, or over what was preempted."""
         return ~self.answer.finished & (self.cache.committed < self.cache.prefill_end)
 
     def next_end(self, *, fuses_commit: bool, commits_answers: bool = False) -> Tensor:
@@ -310,7 +310,7 @@ class BatchState:
 
     def commit(self, ends: Tensor, *, has_prefill: bool = True) -> None:
         """Count what a pass fed causally, up to `ends` [B], as committed. Only the count moves: the runner has written the keys
-        and values. `has_prefill`: whether any row was fed its prompt, or what was evicted."""
+        and values. `has_prefill`: whether any row was fed its prompt, or what was preempted."""
         cache = self.cache
         cache.committed = torch.maximum(cache.committed, torch.minimum(ends, self.block.start))
         if has_prefill:
@@ -330,7 +330,7 @@ class BatchState:
         self.cache.committed = torch.full_like(self.cache.committed, length)
 
     @torch.inference_mode()
-    def evict(self) -> None:
+    def preempt(self) -> None:
         """Mark all rows' cache as lost. It is fed again before they continue."""
         cache = self.cache
         held = torch.maximum(cache.committed, cache.prefill_end)

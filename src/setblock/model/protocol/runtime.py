@@ -32,7 +32,7 @@ class RowSchedule(NamedTuple):
     start: int  # the first position
     end: int  # the position past the last; `start` where the row is fed nothing
     block_start: int  # those from here on are fed as a block, those before it causally
-    is_prefill: bool  # whether it feeds a prompt, which may be cut, or what was evicted
+    is_prefill: bool  # whether it feeds a prompt, which may be cut, or what was preempted
     is_cut: bool = False  # whether something is left for later passes: a part of the prompt, or all where a row waits
     stop_end: int = 0  # where the answer would end if this draft is right
     kinds: tuple[int, ...] = ()  # of the drafted tokens behind the first, where drafts vary in length
@@ -73,7 +73,7 @@ class PassPlan:
     queries: int  # Q, the most tokens of a row, branches left out
     width: int  # w, places of each row's block whose outputs are wanted: 1 where none is fed a block
     visible: int  # the position past the last in the cache that any row attends to
-    is_prefill: Tensor | None = None  # [A] bool, rows fed part of a prompt, or what was evicted; None where none is
+    is_prefill: Tensor | None = None  # [A] bool, rows fed part of a prompt, or what was preempted; None where none is
     checked: int = 0  # outputs of each row at which drafts are checked
     branches: int = 0  # n, the most branches of a row
     branch_size: int = 0  # c, tokens of a branch
