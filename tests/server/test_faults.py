@@ -165,7 +165,7 @@ def test_a_short_prompt_waits_for_no_long_one(live, monkeypatch):
             was_released.append(release.wait(TIMEOUT / 2))
         return encode_prompt(tokenizer, "Tom", raw=True)
 
-    monkeypatch.setattr("setblock.server.codec.encode_prompt", slow)
+    monkeypatch.setattr("setblock.server.tokenizer_pool.encode_prompt", slow)
     with ThreadPoolExecutor(1) as other:
         long = other.submit(live.post, "/v1/completions", prompt="word " * 100_000, max_tokens=2)
         assert entered.wait(TIMEOUT)
@@ -183,8 +183,10 @@ def test_names_of_special_tokens_are_plain_text(live):
             ("/v1/completions", {"prompt": f"Tom {token} has"}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"Tom {token} has"}]}),
         ):
-            codec = live.serving.codec
-            encoded = codec.encode_text(body["prompt"]) if "prompt" in body else codec.encode_chat(body["messages"])
+            tokenizers = live.serving.tokenizers
+            encoded = (
+                tokenizers.encode_text(body["prompt"]) if "prompt" in body else tokenizers.encode_chat(body["messages"])
+            )
             ids = asyncio.run(encoded)
             assert not set(ids) & set(live.model.tokenizer.all_special_ids)
             assert live.post(path, **body, max_tokens=4).status_code == 200

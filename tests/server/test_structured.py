@@ -255,7 +255,7 @@ def test_a_form_that_is_known_waits_for_no_trial(live: Live) -> None:
     body = {"structured_outputs": {"regex": "a known one"}, "max_tokens": 3}
     assert live.chat(**body).status_code == 200
     release = threading.Event()
-    trial = live.serving.codec._forms.submit(release.wait, TIMEOUT)
+    trial = live.serving.tokenizers._forms.submit(release.wait, TIMEOUT)
     try:
         assert live.chat(**body).status_code == 200
         assert not trial.done()

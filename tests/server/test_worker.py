@@ -67,11 +67,11 @@ def test_what_is_given_up_is_gone_within_two_passes(engine):
         async with working(engine) as worker:
             made = await worker.submit([request("a", max_new_tokens=400, stop_token_ids=[], banned_tokens=[0])])
             await made.get()
-            worker.give_up(["a"])
+            worker.abort(["a"])
             before = worker.figures.passes
             await until_idle(worker)
             assert worker.figures.passes <= before + 2
-            assert not worker._made
+            assert not worker._outputs
 
     asyncio.run(main())
 
@@ -85,7 +85,7 @@ def test_a_request_that_is_refused_takes_its_siblings_along(served_model):
                 await worker.submit([request("b", max_new_tokens=10**6)])
             with pytest.raises(QueueFull):
                 await worker.submit([request("c"), request("d"), request("e")])
-            worker.give_up(["a"])
+            worker.abort(["a"])
             await until_idle(worker)
             assert await finished(await worker.submit([request("f", max_new_tokens=2)]))
 

@@ -27,13 +27,13 @@ from setblock.engine.engine import Engine
 from setblock.errors import SetBlockError
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.server.api.routes import api, operations, page
-from setblock.server.codec import Codec
 from setblock.server.http.access import AccessControl, Admission, host_patterns
 from setblock.server.http.connection import Connection
 from setblock.server.http.errors import ApiError, from_validation
 from setblock.server.http.logs import RequestLog, log_to_stderr
 from setblock.server.http.metrics import Metrics
 from setblock.server.serving import ServerConfig, Serving
+from setblock.server.tokenizer_pool import TokenizerPool
 from setblock.server.worker import Worker
 
 logger = logging.getLogger("setblock.server")
@@ -63,17 +63,17 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
         },
         room=min(filter(None, (model.context_length, worker.figures.kv_tokens_total))),
         worker=worker,
-        codec=Codec(model.tokenizer, ends=model.end_of_text_ids),
+        tokenizers=TokenizerPool(model.tokenizer, ends=model.end_of_text_ids),
         metrics=Metrics(lambda: worker.figures),
         admission=Admission(config.limits.max_requests),
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await serving.codec.warm()
+        await serving.tokenizers.warm()
         yield
         await worker.stop()
-        serving.codec.close()
+        serving.tokenizers.close()
 
     app = FastAPI(
         title="setblock", version=version("setblock"), lifespan=lifespan, docs_url=None, redoc_url=None,

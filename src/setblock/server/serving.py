@@ -18,13 +18,13 @@ from setblock.engine.request import Progress, QueueFull, Request
 from setblock.errors import SetBlockError
 from setblock.server.api.protocol import DecodingBody
 from setblock.server.api.settings import settings_of, told
-from setblock.server.codec import Codec
 from setblock.server.http.access import LOOPBACK_NAMES, Admission, Keys
 from setblock.server.http.errors import ApiError, bad_request, unavailable
 from setblock.server.http.limits import ServerLimits
 from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
-from setblock.server.worker import EngineStopped, Made, Worker
+from setblock.server.tokenizer_pool import TokenizerPool
+from setblock.server.worker import EngineStopped, OutputQueue, Worker
 from setblock.structure.calls import Calls
 
 
@@ -54,7 +54,7 @@ class Serving:
     card: dict[str, Any]  # what /v1/models says of the model
     room: int  # tokens that a prompt and its answer may take, of the model's context and the cache
     worker: Worker
-    codec: Codec
+    tokenizers: TokenizerPool
     metrics: Metrics
     admission: Admission
 
@@ -81,7 +81,7 @@ class Serving:
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
             # Held until the engine has copies of its own
-            _compiled = await self.codec.prepare(settings.structure, param=of_body if grammar is None else "tools")
+            _compiled = await self.tokenizers.prepare(settings.structure, param=of_body if grammar is None else "tools")
         try:
             requests = []
             for place, (prompt, sample) in enumerate(product(prompts, range(settings.n))):
@@ -112,7 +112,7 @@ class Reply:
     """Watch the answers to one request as they come: times and counts go to metrics and log."""
 
     serving: Serving
-    made: Made
+    made: OutputQueue
     places: dict[str, int]  # of its answers, by their requests' ids
     settings: DecodingSettings
     account: Account
@@ -168,7 +168,7 @@ class Reply:
 
     def close(self) -> None:
         """Give up what is not finished, and write down what became of the request."""
-        self.serving.worker.give_up(self.places)
+        self.serving.worker.abort(self.places)
         usage = self.usage
         unfinished = [place for place, each in enumerate(self.generations) if each is None]
         self.account.fields |= {

@@ -20,7 +20,7 @@ class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
     """Report that the engine has stopped, or is asked to, before a request was answered."""
 
 
-Made = asyncio.Queue[Progress | EngineStopped]  # what comes of requests that belong together
+OutputQueue = asyncio.Queue[Progress | EngineStopped]  # what comes of requests that belong together
 
 
 class Worker:
@@ -32,7 +32,7 @@ class Worker:
         self._engine = engine
         # Until the engine is idle, a pass is always among what it is to do
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._made: dict[str, Made] = {}  # where the progress of each request goes
+        self._outputs: dict[str, OutputQueue] = {}  # where the progress of each request goes
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop  # from the first request on
 
@@ -47,25 +47,25 @@ class Worker:
         """Return whether requests are being answered."""
         return not self._stopping and self.failure is None
 
-    async def submit(self, requests: Sequence[Request]) -> Made:
+    async def submit(self, requests: Sequence[Request]) -> OutputQueue:
         """Have requests answered. Return the queue of their progress, which ends with `EngineStopped` if the engine stops.
         Raise `SetBlockError` if it refuses one, and so all (`QueueFull` without room), or `EngineStopped` if it has stopped."""
         if not self.is_well:
             raise EngineStopped
         self._loop = asyncio.get_running_loop()
-        made: Made = asyncio.Queue()
-        self._made |= {each.id: made for each in requests}
+        made: OutputQueue = asyncio.Queue()
+        self._outputs |= {each.id: made for each in requests}
         try:
             await self._loop.run_in_executor(self._thread, self._submit, requests)
         except BaseException:
-            self.give_up(each.id for each in requests)
+            self.abort(each.id for each in requests)
             raise
         return made
 
-    def give_up(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str]) -> None:
         """Cancel what of these requests is not finished."""
         for request_id in request_ids:
-            if self._made.pop(request_id, None) is not None:
+            if self._outputs.pop(request_id, None) is not None:
                 self._thread.submit(self._engine.cancel, request_id)
 
     # In the thread
@@ -105,12 +105,12 @@ class Worker:
 
     def _hand_out(self, progress: list[Progress]) -> None:
         for each in progress:
-            if (made := self._made.get(each.id)) is not None:  # it was not given up
+            if (made := self._outputs.get(each.id)) is not None:  # it was not given up
                 made.put_nowait(each)
             if each.generation is not None:
-                self._made.pop(each.id, None)
+                self._outputs.pop(each.id, None)
 
     def _fail_all(self) -> None:
-        for made in set(self._made.values()):
+        for made in set(self._outputs.values()):
             made.put_nowait(EngineStopped())
-        self._made.clear()
+        self._outputs.clear()

@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from setblock.server.api.protocol import ChatBody, CompletionBody, DecodingBody
+from setblock.server.api.responses import ChatResponse, CompletionResponse, pass_json
 from setblock.server.api.settings import calls_asked
-from setblock.server.api.shapes import ChatShape, CompletionShape, pass_json
 from setblock.server.http.errors import DESCRIBED, ApiError, bad_request, unavailable
 from setblock.server.serving import Reply, Serving
 
@@ -42,29 +42,29 @@ async def chat(body: ChatBody, request: Request, serving: Served) -> Any:
     serving.check_model(body.model)
     kwargs = {**serving.config.chat_template_kwargs, **(body.chat_template_kwargs or {})}
     if kwargs:
-        await serving.codec.check_template_kwargs(kwargs)
+        await serving.tokenizers.check_template_kwargs(kwargs)
     calls, described = None, None
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
         raise bad_request("tool_choice needs tools", param="tool_choice")
     if body.tools and body.tool_choice != "none":
-        calls = calls_asked(await serving.codec.call_form(kwargs), body)
+        calls = calls_asked(await serving.tokenizers.call_form(kwargs), body)
         described = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    prompt = await serving.codec.encode_chat([each.plain() for each in body.messages], described, kwargs)
+    prompt = await serving.tokenizers.encode_chat([each.plain() for each in body.messages], described, kwargs)
     if serving.config.logs_text:
         request.scope["account"].fields["messages"] = [message.model_dump() for message in body.messages]
     reply = await serving.open(body, [prompt], request.scope["account"], calls=calls)
-    return await _answer(request, body, reply, ChatShape(serving.codec.reader(calls, stop=reply.settings.stop)))
+    return await _answer(request, body, reply, ChatResponse(serving.tokenizers.reader(calls, stop=reply.settings.stop)))
 
 
 @api.post("/v1/completions", responses=_STREAM)
 async def completions(body: CompletionBody, request: Request, serving: Served) -> Any:
     """Continue texts."""
     serving.check_model(body.model)
-    prompts = [await serving.codec.encode_text(prompt) for prompt in body.prompt]
+    prompts = [await serving.tokenizers.encode_text(prompt) for prompt in body.prompt]
     if serving.config.logs_text:
         request.scope["account"].fields["prompts"] = body.prompt
     reply = await serving.open(body, prompts, request.scope["account"])
-    return await _answer(request, body, reply, CompletionShape())
+    return await _answer(request, body, reply, CompletionResponse())
 
 
 @api.get("/v1/models")
@@ -102,13 +102,13 @@ async def metrics(serving: Served) -> Response:
     return Response(generate_latest(serving.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: CompletionShape) -> Any:
+async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: CompletionResponse) -> Any:
     head = {"id": f"{shape.prefix}-{reply.account.id}", "created": int(time.time()), "model": body.model}
     if body.stream:
         return EventStream(reply, frames(reply, shape, head, body))
     if not await is_done(request.receive, reply, _read(reply, shape)):
         return Response(status_code=499)
-    texts, with_tokens = reply.serving.codec.texts, bool(body.events)
+    texts, with_tokens = reply.serving.tokenizers.texts, bool(body.events)
     choices = [
         shape.answer(place, each) | shape.end(place, each, texts, with_tokens=with_tokens)
         for place, each in enumerate(reply.done)
@@ -116,7 +116,7 @@ async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: Com
     return {**head, "object": shape.whole, "choices": choices, "usage": reply.usage}
 
 
-async def _read(reply: Reply, shape: CompletionShape) -> None:
+async def _read(reply: Reply, shape: CompletionResponse) -> None:
     """Wait until all answers are whole."""
     async for place, made in reply.progress():
         shape.piece_of(place, made)
@@ -160,12 +160,14 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def frames(reply: Reply, shape: CompletionShape, head: dict[str, Any], body: DecodingBody) -> AsyncIterator[str]:
+async def frames(
+    reply: Reply, shape: CompletionResponse, head: dict[str, Any], body: DecodingBody
+) -> AsyncIterator[str]:
     """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted, `[DONE]`.
     A pass that made no text certain has a frame only where events are wanted. What goes wrong is the last event."""
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     extra = {"usage": None} if with_usage else {}
-    with_events, texts = bool(body.events), reply.serving.codec.texts
+    with_events, texts = bool(body.events), reply.serving.tokenizers.texts
 
     def frame(*choices: dict[str, Any], **more: Any) -> str:
         return _frame({**head, "object": shape.piece, "choices": choices, **extra, **more})

@@ -18,8 +18,8 @@ from setblock.structure.calls import Piece
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-class CompletionShape:
-    """Write the answers of `/v1/completions`. `ChatShape` has what is different in chats."""
+class CompletionResponse:
+    """Write the answers of `/v1/completions`. `ChatResponse` has what is different in chats."""
 
     prefix = "cmpl"
     whole = piece = "text_completion"
@@ -70,7 +70,7 @@ class CompletionShape:
         return told
 
 
-class ChatShape(CompletionShape):
+class ChatResponse(CompletionResponse):
     """Write the answers of `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
@@ -85,15 +85,15 @@ class ChatShape(CompletionShape):
         self._pieces: dict[int, list[Piece]] = {}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """See `CompletionShape`."""
+        """See `CompletionResponse`."""
         return _choice(index, delta={"role": "assistant", "content": self._no_text})
 
     def nothing(self, index: int) -> dict[str, Any]:
-        """See `CompletionShape`."""
+        """See `CompletionResponse`."""
         return _choice(index, delta={})
 
     def piece_of(self, index: int, progress: Progress) -> dict[str, Any] | None:
-        """See `CompletionShape`."""
+        """See `CompletionResponse`."""
         if self._new_reader is None:
             return _choice(index, delta={"content": progress.text}) if progress.text else None
         reader = self._readers.setdefault(index, self._new_reader())
@@ -105,7 +105,7 @@ class ChatShape(CompletionShape):
         return _choice(index, delta={name: each for name, each in delta.items() if each}) if pieces else None
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
-        """See `CompletionShape`."""
+        """See `CompletionResponse`."""
         content, calls = (generation.text, []) if self._new_reader is None else _joined(self._pieces.get(index, []))
         message: dict[str, Any] = {"role": "assistant", "content": content or self._no_text, "refusal": None}
         for call in calls:
@@ -113,7 +113,7 @@ class ChatShape(CompletionShape):
         return _choice(index, message=message | ({"tool_calls": calls} if calls else {}))
 
     def logprobs(self, generation: Generation, found: list[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
-        """See `CompletionShape`."""
+        """See `CompletionResponse`."""
 
         def entry(token_id: int, logprob: float) -> dict[str, Any]:
             text, encoded = texts.text(token_id), list(texts.bytes(token_id))
@@ -126,7 +126,7 @@ class ChatShape(CompletionShape):
         return {"content": content, "refusal": None}
 
     def finish_reason(self, index: int, generation: Generation) -> str:
-        """See `CompletionShape`. A call that was cut at the limit, or by a stop text, was not made."""
+        """See `CompletionResponse`. A call that was cut at the limit, or by a stop text, was not made."""
         made = index in self._readers and self._readers[index].has_called
         return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
 

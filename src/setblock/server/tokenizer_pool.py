@@ -25,7 +25,7 @@ from setblock.structure.calls import CallForm, Calls, call_form
 from setblock.structure.compiled import Compiled, grammars_of
 from setblock.structure.kinds import JsonObject, Structure
 
-Made = TypeVar("Made")
+OutputQueue = TypeVar("OutputQueue")
 _FORMS = 16  # of a template, by what it is rendered with
 _LONG = 32 * 1024  # characters; half a million take a second
 
@@ -37,13 +37,13 @@ class _Encoder:
         self.tokenizer = copy.deepcopy(tokenizer)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    async def run(self, work: Callable[..., Made], *arguments: Any, **named: Any) -> Made:
+    async def run(self, work: Callable[..., OutputQueue], *arguments: Any, **named: Any) -> OutputQueue:
         """Return the result of a function that takes a tokenizer and then these arguments."""
         call = partial(work, self.tokenizer, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self.thread, call)
 
 
-class Codec:
+class TokenizerPool:
     """Encode in separate threads, one for long prompts and one for the others, so that a long one delays neither streams nor
     short prompts. Forms are compiled in a thread of their own, too."""
 
