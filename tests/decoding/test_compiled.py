@@ -26,7 +26,7 @@ from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.inputs import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.protocol.runtime import RowSchedule, Runner, as_it_is, fixed_capacity
+from setblock.model.protocol.runtime import RowSchedule, Runner, fixed_capacity, identity
 from setblock.model.runners import forward
 from setblock.model.runners.forward import CompiledModel
 from setblock.model.sbd_model import SBDModel
@@ -116,7 +116,7 @@ def test_compiles_once_for_each_shape(tokenizer: PreTrainedTokenizerBase, monkey
     sbd = model(tokenizer)
     sbd.compile(backend=backend)
     # What is between the passes, which takes as long to compile, is left as it is
-    monkeypatch.setattr(sbd.compiled, "function", as_it_is)
+    monkeypatch.setattr(sbd.compiled, "function", identity)
     settings = DecodingSettings(method="sbd", sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=32)
     for prompt in PROMPTS:
         generate_batch(sbd, [prompt], settings=settings, raw=True)

@@ -37,7 +37,7 @@ from setblock.decoding.step.inputs import (
 from setblock.decoding.step.update import StepOutput, update
 from setblock.devices import HostCopy
 from setblock.locks import lock_of, one_at_a_time
-from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, as_it_is, pass_kind
+from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, identity, pass_kind
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Batch:
     def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> StepOutput:
         whole_blocks = bool(self.policy.constraints.constrained)
         plan = plan_pass(self.state, schedules, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
-        compiled, device = runner.compiled if plan.is_fixed else as_it_is, self.state.tokens.device
+        compiled, device = runner.compiled if plan.is_fixed else identity, self.state.tokens.device
         has_prompts = any(
             scheduled.is_prefill for scheduled in schedules
         )  # their tokens need other attention, and no outputs

@@ -88,7 +88,7 @@ def product_in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Ten
     return torch.cat([product(each) for each in parts]).view(*hidden.shape[:-1], -1)
 
 
-def keep_bits(model: PreTrainedModel) -> None:
+def make_batch_invariant(model: PreTrainedModel) -> None:
     """Have the linear layers of a model decode by `product_in_parts`, where that is needed. To be called again does nothing.
 
     Products that are in no such layer, as of experts that are kept in one tensor, stay as they are.

@@ -20,7 +20,7 @@ from setblock.engine.offline import answered
 from setblock.model.attention import invariant
 from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.attention.invariant import _KEEPS_BITS, invariant_attention, sdpa_keeps_bits
-from setblock.model.weights import is_supported, keep_bits, prepack
+from setblock.model.weights import is_supported, make_batch_invariant, prepack
 
 SIZES = {
     "hidden_size": 256,
@@ -211,7 +211,7 @@ def test_a_token_gets_the_same_bits_in_layers_of_few_tokens_and_of_many(dtype, i
     model = tiny_model("llama", vocab_size=3000, dtype=dtype, **SIZES | {"hidden_size": 576, "intermediate_size": 1536})
     if is_prepacked and is_supported(dtype):
         prepack(model)
-    keep_bits(model)
+    make_batch_invariant(model)
     layer = model.model.layers[0].mlp
     torch.manual_seed(3)
     hidden = torch.randn(1, 200, 576).to(dtype)

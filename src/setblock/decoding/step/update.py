@@ -35,7 +35,7 @@ from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
 from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, read_logits
-from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, as_it_is
+from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, identity
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Reading:
 
 
 def update(
-    state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy, *, compiled: Compile = as_it_is
+    state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy, *, compiled: Compile = identity
 ) -> StepOutput:
     """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
 
@@ -84,7 +84,7 @@ def update(
     """
     constrained = None
     if policy.constraints.constrained:  # they are asked on the host, which nothing compiled can do
-        compiled = as_it_is
+        compiled = identity
     # 1. What the pass committed is in the cache; it may be a draft, which is checked
     reading = compiled(read_pass)(state, inputs, logits, policy)
     if policy.constraints.constrained:

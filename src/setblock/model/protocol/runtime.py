@@ -195,7 +195,7 @@ Compile = Callable[[Function], Function]
 """Give a function that does the same with tensors of few, fixed shapes, and faster."""
 
 
-def as_it_is(function: Function, /) -> Function:
+def identity(function: Function, /) -> Function:
     """Return the function itself, which is no faster."""
     return function
 
@@ -213,7 +213,7 @@ class Runner(Protocol):
     branched: int = 0  # how many tokens a row may be fed in branches; 0 where they can't be run
     # The positions of a row's cache, which every pass reads in full where passes should be of few sizes; else None
     fixed_keys: int | None = None
-    compiled: Compile = staticmethod(as_it_is)  # what makes the functions between passes of few sizes fast
+    compiled: Compile = staticmethod(identity)  # what makes the functions between passes of few sizes fast
 
     def computed(self, tokens: int) -> int:
         """Return how many tokens a pass computes that is fed so many: no fewer. More where products of few numbers of rows are

@@ -25,7 +25,7 @@ from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
 from setblock.model.protocol.runtime import Compile, ModelInput, Runner, fixed_capacity
-from setblock.model.weights import keep_bits
+from setblock.model.weights import make_batch_invariant
 
 _FEW, _FULL = 6, 16
 """Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
@@ -184,7 +184,7 @@ class PaddedRunner(Runner):
         # A model and its config take long to ask, so they are asked once
         config, device = model.config.get_text_config(), model.device
         self._attention = GroupedAttention(model)
-        keep_bits(model)
+        make_batch_invariant(model)
         if compiled is None:
             self.branched, capacity = branched, self._attention.whole_chunks(capacity + branched)
         else:

@@ -33,7 +33,7 @@ from setblock.model.attention.attention import OURS, mask_form
 from setblock.model.attention.grouped import GroupedAttention, attention_by
 from setblock.model.protocol.runtime import ModelInput, PagedRunner
 from setblock.model.runners.forward import FiniteBlocks, FixedLayer, logits_at
-from setblock.model.weights import keep_bits
+from setblock.model.weights import make_batch_invariant
 
 
 class PackedRunner(PagedRunner):
@@ -48,7 +48,7 @@ class PackedRunner(PagedRunner):
         self.cache = Cache(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in layers])
         self._model, self._attention = model, GroupedAttention(model)
         self._blocks = FiniteBlocks(self.cache, model.device)
-        keep_bits(model)
+        make_batch_invariant(model)
         self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
