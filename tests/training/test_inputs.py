@@ -147,4 +147,6 @@ def test_one_flat_row_gives_the_logits_of_all_rows(
         model.set_attn_implementation("eager")  # by one mask over the whole row; its softmax is in float32
         torch.testing.assert_close(training_logits(model, flat, ours.index), expected, rtol=1e-3, atol=1e-4)
         model.set_attn_implementation("sdpa")
-    torch.testing.assert_close(training_logits(model, flat, flat.causal), training_logits(model, inputs, inputs.causal))
+    torch.testing.assert_close(
+        training_logits(model, flat, flat.teacher_index), training_logits(model, inputs, inputs.teacher_index)
+    )

@@ -56,10 +56,10 @@ def block_by_block(
             here = rows["document_ids"][b] == document
             x, labels = rows["input_ids"][b, here].tolist(), rows["labels"][b, here].tolist()
 
-            causal = plain_logits(model, x, len(x)).log_softmax(dim=-1)
+            teacher_index = plain_logits(model, x, len(x)).log_softmax(dim=-1)
             for t in range(1, len(x)):
                 if labels[t] != IGNORE:
-                    ntp = ntp - causal[t - 1, x[t]]
+                    ntp = ntp - teacher_index[t - 1, x[t]]
 
             noisy = torch.arange(len(inputs.input_ids[b])) >= clean
             noisy &= (inputs.document_ids[b] == document) & (inputs.block_ids[b] != CLEAN)

@@ -78,7 +78,7 @@ def frozen_half(base: PreTrainedModel) -> CleanHalf | None:
             return hidden[:0]
 
         take, training = None if head is None else keep, base.training
-        run = partial(training_logits, base.eval(), inputs, inputs.causal, wrapped=wrapped, take=take)
+        run = partial(training_logits, base.eval(), inputs, inputs.teacher_index, wrapped=wrapped, take=take)
         gate.set(None)
         try:
             with torch.no_grad():

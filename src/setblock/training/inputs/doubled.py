@@ -44,8 +44,8 @@ class TrainingInputs:
     matp: Targets  # of its masked-token term
     # [M3] numbers of the targets of `matp` that a clean output predicts, too: all but a document's first token, and those past
     # its end
-    taught: Tensor
-    causal: Tensor  # [M3] which of the flattened [B * T] outputs that is
+    has_teacher: Tensor
+    teacher_index: Tensor  # [M3] which of the flattened [B * T] outputs that is
     # The runs of tokens of each row that are attended together, where attention is not by a mask over whole rows
     rows: tuple[RowRuns, ...]
     causal_block: bool = False  # as in `masks.train_mask`
@@ -166,8 +166,8 @@ def _side_by_side(
     most = documents.max(initial=PADDING) + 1
     lengths = np.stack([np.bincount(each[each != PADDING], minlength=most) for each in documents])  # [B, documents]
     starts = lengths.cumsum(axis=1) - lengths
-    taught = np.flatnonzero((position > 0) & (position < lengths[row, document]))
-    causal = (row * length + starts[row, document] + position - 1)[taught]
+    has_teacher = np.flatnonzero((position > 0) & (position < lengths[row, document]))
+    teacher_index = (row * length + starts[row, document] + position - 1)[has_teacher]
 
     def joined(clean_half: Tensor, name: str) -> Tensor:
         return torch.cat([clean_half, torch.from_numpy(columns[name]).long()], dim=1)  # [B, T]
@@ -182,8 +182,8 @@ def _side_by_side(
         matp=Targets(
             torch.from_numpy(row * length + clean + place - int(logit_shift)), torch.from_numpy(labels).long()
         ),
-        taught=torch.from_numpy(taught),
-        causal=torch.from_numpy(causal).long(),
+        has_teacher=torch.from_numpy(has_teacher),
+        teacher_index=torch.from_numpy(teacher_index).long(),
         rows=tuple(
             RowRuns(
                 _padded([Run(n, number) for number, n in enumerate(np.trim_zeros(of_row, "b").tolist())], clean),

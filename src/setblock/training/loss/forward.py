@@ -46,7 +46,7 @@ _TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling t
 
 CleanHalf = Callable[[TrainingInputs, nn.Module | None], tuple[CleanKeys, LogitsOf]]
 """Runs the clean half of inputs once, without a graph; the module is `wrapped` of `training_logits`. Returns its keys and
-values, and the logits at `TrainingInputs.causal`."""
+values, and the logits at `TrainingInputs.teacher_index`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +134,7 @@ def training_loss(
     matp = inputs.matp
     has_teacher = masked_loss != "cross_entropy"
     if has_teacher:
-        matp = Targets(matp.index[inputs.taught], matp.token_ids[inputs.taught])
+        matp = Targets(matp.index[inputs.has_teacher], matp.token_ids[inputs.has_teacher])
     loss_of = partial(
         sbd_loss,
         ntp_targets=inputs.ntp.token_ids,
@@ -150,7 +150,7 @@ def training_loss(
         teacher = frozen if has_teacher else None
         run = partial(run, half="noisy", clean_keys=clean_keys)
     teaches_itself = has_teacher and teacher is None
-    index = torch.cat([learned, inputs.causal]) if teaches_itself else learned  # [M], or [M + M2]
+    index = torch.cat([learned, inputs.teacher_index]) if teaches_itself else learned  # [M], or [M + M2]
 
     # 2. The loss from all logits at once, where they are few
     chunk = max(1, logits_at_once // int(model.config.get_text_config().vocab_size))
