@@ -262,8 +262,8 @@ def prompts_for(subject: Subject, count: int, turn: int) -> list[list[int]]:
     """Return the prompts of a round: the same for all loads and ways, as far as they go."""
     model, task = loaded(subject.model), task_named(subject.task)
     examples = list(islice(task.examples("test", seed=0), turn * 8, turn * 8 + count))
-    asked, raw = prompts_of(task, examples, model)
-    return [encode_prompt(model.tokenizer, each, raw=raw) for each in asked]
+    requested, raw = prompts_of(task, examples, model)
+    return [encode_prompt(model.tokenizer, each, raw=raw) for each in requested]
 
 
 def read(path: Path | None) -> list[dict[str, Any]]:

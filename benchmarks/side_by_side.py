@@ -34,7 +34,7 @@ from measuring.samples import Samples
 from measuring.subjects import compiled, prepacked
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.text import encode_prompt
-from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.run import prompts_of
@@ -61,13 +61,13 @@ def trained(options: argparse.Namespace) -> dict[str, Any]:
     task = task_named(options.task)
     check_judge(task, allow_code_execution=options.allow_code_execution)
     problems = list(itertools.islice(task.examples("test", seed=options.seed), options.problems))
-    asked, raw = prompts_of(task, problems, sbd)
-    prompts = [encode_prompt(sbd.tokenizer, each, raw=raw) for each in asked]
+    requested, raw = prompts_of(task, problems, sbd)
+    prompts = [encode_prompt(sbd.tokenizer, each, raw=raw) for each in requested]
     limit: dict[str, Any] = {"block_size": options.block_size, "max_new_tokens": options.answer_tokens}
     settings = {
         OURS_PLAIN: DecodingSettings(method="ntp", **limit),
         **{
-            f"ours, blocks, gamma {gamma:g}": settings_asked({"method": "sbd", "gamma": gamma, **limit})
+            f"ours, blocks, gamma {gamma:g}": requested_settings({"method": "sbd", "gamma": gamma, **limit})
             for gamma in (() if sbd.sbd_config is None else options.gammas)
         },
         "ours, exact": DecodingSettings(method="exact", **limit),

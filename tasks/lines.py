@@ -83,10 +83,10 @@ def names_in(answer: str) -> list[str]:
 
 def _write(operation: Operation, rng: random.Random) -> WaitingLine:
     *line, newcomer = rng.sample(PEOPLE, rng.randint(_SHORTEST, _LONGEST) + 1)
-    asked = _ASKED[operation].format(newcomer=newcomer)
+    requested = _ASKED[operation].format(newcomer=newcomer)
     answer = _done(operation, line, newcomer, rng)
     return WaitingLine(
-        question=f"These people wait in a line: {', '.join(line)}. {asked}",
+        question=f"These people wait in a line: {', '.join(line)}. {requested}",
         answer=", ".join(answer),
         identity=" ".join(line),
         operation=operation,

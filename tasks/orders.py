@@ -36,7 +36,7 @@ def orders(split: Split, seed: int = 0) -> Iterator[Extraction]:
         for kind in kinds()
         if kind.name in KEYS
         for wording in kind.wordings
-        if wording.split == "train" and not _asked(kind) & wording.unclear
+        if wording.split == "train" and not _requested(kind) & wording.unclear
     ]
     seen: set[str] = set()
     while True:
@@ -59,7 +59,7 @@ def _write(kind: Kind, wording: Wording, locale: str, split: Split, rng: random.
     return Extraction(question(message, fields), written(record), values.names[0], record, wording.name, locale)
 
 
-def _asked(kind: Kind) -> set[str]:
+def _requested(kind: Kind) -> set[str]:
     """Return the names of the fields that are asked for."""
     return {field.name for field in kind.fields.values() if field.key in KEYS[kind.name]}
 

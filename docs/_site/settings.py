@@ -20,11 +20,11 @@ def page() -> str:
     from setblock.server.http import limits
 
     callers = {
-        "command line": decoding_options.OFFERED,
-        "server": limits.OFFERED,
-        "harness": arguments.OFFERED,
-        "transformers": transformers.OFFERED,
-        "vllm": parameters.OFFERED,
+        "command line": decoding_options.AVAILABLE,
+        "server": limits.AVAILABLE,
+        "harness": arguments.AVAILABLE,
+        "transformers": transformers.AVAILABLE,
+        "vllm": parameters.AVAILABLE,
     }
 
     parts = [
@@ -37,11 +37,11 @@ def page() -> str:
         lines = ["| setting | valid | default | meaning | except |", "|---|---|---|---|---|"]
         for row in rows:
             if row.group == group:
-                others = [caller for caller, offered in callers.items() if row not in offered.values()]
+                others = [caller for caller, available in callers.items() if row not in available.values()]
                 others += [
                     f"{caller}: `{name}`"
-                    for caller, offered in callers.items()
-                    for name, each in offered.items()
+                    for caller, available in callers.items()
+                    for name, each in available.items()
                     if each == row and name != row.name
                 ]
                 default = "" if row.default is None else f"`{row.default}`"

@@ -122,7 +122,7 @@ def regenerate(
     with PartFile(path) as file:
         made = {name: repr(value) for name, value in settings.changed().items()}
         earlier = file.begin({"model": model_fingerprint(model), "settings": made})
-        asked, kept = len(earlier), sum(line["answer"] is not None for line in earlier)
+        requested, kept = len(earlier), sum(line["answer"] is not None for line in earlier)
         for line in earlier:
             question = next(questions, None)
             if question is None or question.record != line["question"]:
@@ -130,7 +130,7 @@ def regenerate(
                     f"{path}.part holds answers to other questions: delete it, or give another --output"
                 )
         while batch := list(islice(questions, batch_size)):
-            each = [settings.of_sample(asked + number) for number in range(len(batch))]
+            each = [settings.of_sample(requested + number) for number in range(len(batch))]
             prompts = [_encoded(tokenizer, question) for question in batch]
             for question, answer in zip(batch, generate_batch(model, prompts, settings=each), strict=True):
                 record = None
@@ -143,7 +143,7 @@ def regenerate(
                         record = answered(question, answer.text)
                 file.add({"question": question.record, "answer": record})
                 kept += record is not None
-            asked += len(batch)
+            requested += len(batch)
             on_progress(kept)
         file.finish(
             lambda lines: (
@@ -152,7 +152,7 @@ def regenerate(
                 if line["answer"] is not None
             )
         )
-    return asked, kept
+    return requested, kept
 
 
 def _calls(form: CallForm, tools: Iterable[dict[str, Any]]) -> Calls:

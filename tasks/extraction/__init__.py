@@ -86,10 +86,10 @@ def _write(
     if fields is None or not values.names:
         return None
     if any_ask:
-        asked, record = asked_in_any_way(message, fields, split, rng)
+        requested, record = asked_in_any_way(message, fields, split, rng)
     else:
-        asked, record = question(message, fields), record_of(fields, message)
-    return Extraction(asked, written(record), values.names[0], record, wording.name, locale)
+        requested, record = question(message, fields), record_of(fields, message)
+    return Extraction(requested, written(record), values.names[0], record, wording.name, locale)
 
 
 def handwritten(split: Split, seed: int = 0) -> Iterator[Extraction]:

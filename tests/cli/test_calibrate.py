@@ -112,8 +112,8 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
 
     # Calibrated again, a domain has the new result only; others keep theirs, and the slowest is the default
     for domain, tolerance in (("sums", "accuracy=5"), ("prose", "tokens=5")):
-        asked = ("--tolerance", tolerance, "--domain", domain)
-        assert run("calibrate", "--model", copied, "--results", sweep_file, *asked).code == 0
+        requested = ("--tolerance", tolerance, "--domain", domain)
+        assert run("calibrate", "--model", copied, "--results", sweep_file, *requested).code == 0
     model = load(copied)
     assert [each.domain for each in model.sbd_config.calibrations] == ["sums", "sums", "prose", "prose"]
     assert model_fingerprint(model) == json.loads(sweep_file.read_text().splitlines()[0])["run"]["model"]["fingerprint"]

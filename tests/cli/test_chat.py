@@ -60,12 +60,12 @@ def test_passes_saved_are_those_that_plain_decoding_takes_more(run, chat_folder,
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_written(run, chat_folder, monkeypatch):
-    asked = []
+    requested = []
 
     def interrupted(model, prompt, *, settings):
-        asked.append(prompt)
+        requested.append(prompt)
         for number, chunk in enumerate(stream(model, prompt, settings=settings)):
-            if number == 2 and len(asked) == 1:
+            if number == 2 and len(requested) == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             yield chunk
 
@@ -75,11 +75,15 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_written(run, chat_folder, mon
     first, second = outcome.stderr.splitlines()
     assert first == "stopped"
     assert second.startswith("8 tokens")
-    whole = generate(load(chat_folder), asked[0], settings=DecodingSettings(method="ntp", max_new_tokens=8)).text
-    written = asked[1][1]["content"]
+    whole = generate(load(chat_folder), requested[0], settings=DecodingSettings(method="ntp", max_new_tokens=8)).text
+    written = requested[1][1]["content"]
     assert whole.startswith(written)
     assert 0 < len(written) < len(whole)
-    assert asked[1] == [message("user", "Tom has 5 pens."), message("assistant", written), message("user", "Go on.")]
+    assert requested[1] == [
+        message("user", "Tom has 5 pens."),
+        message("assistant", written),
+        message("user", "Go on."),
+    ]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

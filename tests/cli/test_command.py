@@ -13,7 +13,7 @@ from typer.main import get_command
 from setblock.cli.app import app
 from setblock.cli.options.tasks import ExamplesOptions
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings.asked import DRAFT_GAMMA
+from setblock.decoding.settings.resolve import DRAFT_GAMMA
 from setblock.decoding.settings.table import HYPERPARAMETERS
 from setblock.evaluation.run import Exam
 

@@ -8,7 +8,7 @@ import pytest
 from setblock.cli.answering.generate import GenerateOptions
 from setblock.cli.options.decoding_options import DecodingOptions, sampler_json, sampler_text
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, EntropyPrefix
-from setblock.decoding.settings.asked import DRAFT_GAMMA
+from setblock.decoding.settings.resolve import DRAFT_GAMMA
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 

@@ -25,12 +25,12 @@ def test_a_system_message_reaches_the_model(run, chat_folder, command):
     model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
     expected = generate(model, CHAT, settings=plain).text
     assert expected != generate(model, "Tom has 5 pens.", settings=plain).text
-    asked = ("Tom has 5 pens.", "--system", "Count.")
-    found = json.loads(run(*command.split(), *asked, "--model", chat_folder, *SHORT).stdout)
+    requested = ("Tom has 5 pens.", "--system", "Count.")
+    found = json.loads(run(*command.split(), *requested, "--model", chat_folder, *SHORT).stdout)
     assert texts(command, found) == {expected}
     assert found.get("prompt", CHAT) == CHAT
     if command != "generate":
-        told = run(*command.split(), *asked, "--model", chat_folder, "--max-new-tokens", 8).stdout
+        told = run(*command.split(), *requested, "--model", chat_folder, "--max-new-tokens", 8).stdout
         assert "system: Count.\nuser: Tom has 5 pens.\n" in told
 
 
@@ -120,14 +120,14 @@ def test_the_chat_template_gets_kwargs(command, run, chat_folder):
     kwargs = {"style": "Tom has 12 pens."}
     expected = generate(model, "Tom?", settings=plain, chat_template_kwargs=kwargs).text
     assert expected != generate(model, "Tom?", settings=plain).text
-    asked = (*command.split(), "Tom?", "--model", chat_folder, *SHORT, "--chat-template-kwargs")
-    assert texts(command, json.loads(run(*asked, json.dumps(kwargs)).stdout)) == {expected}
+    requested = (*command.split(), "Tom?", "--model", chat_folder, *SHORT, "--chat-template-kwargs")
+    assert texts(command, json.loads(run(*requested, json.dumps(kwargs)).stdout)) == {expected}
     for given, said in (
         ("{", "must be a JSON object such as"),
         ("[]", "must be a JSON object"),
         ('{"styl": 1}', "'styl'"),
     ):
-        failed = run(*asked, given)
+        failed = run(*requested, given)
         assert failed.code != 0
         assert said in failed.stderr
 
@@ -138,8 +138,18 @@ def test_a_file_of_prompts_gets_kwargs(run, chat_folder, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Tom?"}\n')
     model, plain = load(chat_folder), DecodingSettings(method="ntp", max_new_tokens=8)
     expected = generate(model, "Tom?", settings=plain, chat_template_kwargs={"style": "x y"}).text
-    asked = ("generate", "--input", tmp_path / "prompts.jsonl", "--model", chat_folder, "--method", "ntp", SHORT[0], 8)
+    requested = (
+        "generate",
+        "--input",
+        tmp_path / "prompts.jsonl",
+        "--model",
+        chat_folder,
+        "--method",
+        "ntp",
+        SHORT[0],
+        8,
+    )
     target = tmp_path / "answers.jsonl"
-    run(*asked, "--output", target, "--chat-template-kwargs", '{"style": "x y"}')
+    run(*requested, "--output", target, "--chat-template-kwargs", '{"style": "x y"}')
     assert json.loads(target.read_text())["text"] == expected
-    assert run(*asked, "--output", target).code != 0  # other answers than the file's
+    assert run(*requested, "--output", target).code != 0  # other answers than the file's

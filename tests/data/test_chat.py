@@ -155,9 +155,9 @@ def test_answers_of_weight_0_carry_no_loss() -> None:
 
 @pytest.mark.parametrize("arguments", [{"a": 1}, '{"a": 1}'])
 def test_calls_are_learned_as_objects(arguments: Any) -> None:
-    asked = [*chat("a"), call()]
-    asked[1]["tool_calls"][0]["function"]["arguments"] = arguments
-    (answer,) = learned(CALLS, asked, TOOLS)
+    requested = [*chat("a"), call()]
+    requested[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    (answer,) = learned(CALLS, requested, TOOLS)
     assert '"arguments": {"a": 1}' in answer
 
 
@@ -197,8 +197,8 @@ def test_parts_and_names_of_special_tokens_are_what_decoding_reads() -> None:
     ]
     pieces = chat_pieces(tokenizer, chat_of(messages), apart=True)
     ids = [encode_segments(tokenizer, segments, inside=place > 0) for place, (segments, _) in enumerate(pieces)]
-    asked = encode_chat(tokenizer, messages[:1])
-    assert ids[0] == asked
+    requested = encode_chat(tokenizer, messages[:1])
+    assert ids[0] == requested
     assert sum(each.count(tokenizer.eos_token_id) for each in ids) == 4
     assert [tokenizer.decode(each) for each, (_, carries) in zip(ids, pieces, strict=True) if carries][1] == (
         "d<|endoftext|><|endoftext|>"

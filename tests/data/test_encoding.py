@@ -85,8 +85,8 @@ def test_a_completion_continues_its_prompt(scheme: str, prompt: str, completion:
     """Also with tokenizers that put a space before any text: a document decodes to the prompt and what follows it."""
     tokenizer = spaced_tokenizer(scheme)
     (document,) = encode({"prompt": prompt, "completion": completion}, tokenizer=tokenizer)
-    asked = encode_prompt(tokenizer, prompt, raw=True)
-    assert document["token_ids"][: len(asked)] == asked
+    requested = encode_prompt(tokenizer, prompt, raw=True)
+    assert document["token_ids"][: len(requested)] == requested
     assert tokenizer.decode(document["token_ids"][:-1]) == prompt + completion
     (document,) = encode(
         {"prompt": prompt + "</s>", "completion": completion}, tokenizer=tokenizer, special_tokens="spell"
@@ -104,8 +104,8 @@ def test_the_answer_of_a_chat_continues_its_prompt(scheme: str) -> None:
         (document,) = encode({"messages": messages}, tokenizer=tokenizer)
         ids = tokenizer.apply_chat_template(messages, return_dict=False)
         assert tokenizer.decode(document["token_ids"]) == tokenizer.decode(ids)
-        asked = encode_prompt(tokenizer, messages[:1])
-        assert document["token_ids"][: len(asked)] == asked
+        requested = encode_prompt(tokenizer, messages[:1])
+        assert document["token_ids"][: len(requested)] == requested
 
 
 def test_many_records_are_encoded_in_order():

@@ -109,15 +109,15 @@ def test_paths_that_lead_nowhere(tmp_path, source, said):
 
 
 def test_hub_ids_go_to_the_library(monkeypatch):
-    asked = {}
+    requested = {}
 
     def load_dataset(path, **options):
-        asked.update(path=path, **options)
+        requested.update(path=path, **options)
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     found = read("org/texts", name="small", split="test", revision="v1", documents=2)
-    assert asked == {"path": "org/texts", "name": "small", "split": "test", "revision": "v1"}
+    assert requested == {"path": "org/texts", "name": "small", "split": "test", "revision": "v1"}
     assert [record.columns for record in found] == ROWS[:2]
     assert found[1].where == "org/texts, split test, row 2"
 

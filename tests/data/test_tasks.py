@@ -84,13 +84,13 @@ def test_a_kind_with_few_examples_ends():
 
 
 def test_how_an_example_is_asked_and_learned():
-    asked = {"role": "user", "content": "Who?"}
+    requested = {"role": "user", "content": "Who?"}
     answered = {"role": "assistant", "content": "Me."}
     assert Example("Who?", "Me.").record == {"prompt": "Question: Who?\nAnswer:", "completion": " Me."}
     assert TextExample("Who?", "Me.").record == {"prompt": "Who?", "completion": "Me."}
-    assert ChatExample("Who?", "Me.").record == {"messages": [asked, answered]}
+    assert ChatExample("Who?", "Me.").record == {"messages": [requested, answered]}
     for kind in (Example, TextExample, ChatExample):
-        assert kind("Who?").messages == [asked]
+        assert kind("Who?").messages == [requested]
         assert kind("Who?").completion is None
 
 

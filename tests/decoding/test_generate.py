@@ -247,11 +247,11 @@ def test_a_warning_names_the_line_that_asked(
     way: Callable[..., object], sbd: SBDModel, prompts: list[list[int]]
 ) -> None:
     """And method exact, whose text no block can change, has none of too large a block."""
-    asked = prompts[:1] if way is generate_batch else prompts[0]
+    requested = prompts[:1] if way is generate_batch else prompts[0]
     settings = DecodingSettings(method="sbd", block_size=17, max_new_tokens=18)
-    way(sbd, asked, settings=replace(settings, method="exact"))
+    way(sbd, requested, settings=replace(settings, method="exact"))
     with pytest.warns(SetBlockWarning, match="block_size 17 is larger than any") as caught:
-        way(sbd, asked, settings=settings)
+        way(sbd, requested, settings=settings)
     assert [warning.filename for warning in caught] == [__file__]
 
 

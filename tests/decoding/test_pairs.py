@@ -163,7 +163,7 @@ def models(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: PreTrain
     return Models(tmp_path_factory.mktemp("models"), trained_tokenizer)
 
 
-def asked(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> DecodingSettings:
+def requested(features: frozenset[str], tokenizer: PreTrainedTokenizerBase) -> DecodingSettings:
     settings = DecodingSettings(block_size=8, max_new_tokens=26, sampler=EntropyBounded(4.0), prompt_lookup=0)
     if "structure" in features:
         settings = replace(settings, structure=TOOL)
@@ -237,7 +237,7 @@ def test_exact_is_plain_decoding(
     features = frozenset(pair)
     if "llama.cpp" in features and not is_installed():
         pytest.skip("llama.cpp is not installed")
-    exact = asked(features, trained_tokenizer)
+    exact = requested(features, trained_tokenizer)
     rows = [(prompts[0], exact), (prompts[1], exact), (prompts[2], DecodingSettings(max_new_tokens=16, block_size=8))]
     plain = models.plainly(features - {"compiled", "prepacked", "streams", "engine"}, rows)
     if "streams" in features and "engine" not in features:  # one after the other: the row beside them says nothing more
@@ -289,7 +289,7 @@ def test_every_pair_runs_or_is_refused() -> None:
 @pytest.fixture(scope="module")
 def without(models: Models, prompts: list[list[int]], trained_tokenizer: PreTrainedTokenizerBase) -> list[Generation]:
     """The answers to requests that have none of the features."""
-    return generate_batch(models.of(frozenset()), prompts, settings=asked(frozenset(), trained_tokenizer))
+    return generate_batch(models.of(frozenset()), prompts, settings=requested(frozenset(), trained_tokenizer))
 
 
 @pytest.mark.parametrize("feature", OF_REQUEST)
@@ -301,7 +301,7 @@ def test_each_feature_of_a_request_changes_something(
     trained_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Or a pair with it would show nothing."""
-    settings = asked(frozenset({feature}), trained_tokenizer)
+    settings = requested(frozenset({feature}), trained_tokenizer)
     found = generate_batch(models.of(frozenset()), prompts, settings=settings)
     if feature == "copies":
         assert [each.passes for each in found] != [each.passes for each in without]

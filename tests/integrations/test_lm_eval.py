@@ -65,16 +65,16 @@ class TestLikelihoods:
         return SetBlockLM(folder, device="cpu", batch_size=3), hf
 
     def test_of_continuations_are_those_of_hf(self, both):
-        asked = [scored(context, continuation) for context in self.CONTEXTS for continuation in self.CONTINUATIONS]
-        ours, theirs = ([*lm.loglikelihood(asked, disable_tqdm=True)] for lm in both)
+        requested = [scored(context, continuation) for context in self.CONTEXTS for continuation in self.CONTINUATIONS]
+        ours, theirs = ([*lm.loglikelihood(requested, disable_tqdm=True)] for lm in both)
         assert [logprob for logprob, _ in ours] == pytest.approx([logprob for logprob, _ in theirs], abs=1e-3)
         assert [is_greedy for _, is_greedy in ours] == [is_greedy for _, is_greedy in theirs]
 
     def test_of_texts_are_those_of_hf_even_longer_than_the_context(self, both):
         texts = ["Ana reads 15 pages.", " The bags hold 3 * 4 = 12 apples." * 12]
         assert len(both[0].tok_encode(texts[1])) > both[0].max_length
-        asked = [Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1)) for text in texts]
-        ours, theirs = (lm.loglikelihood_rolling(asked, disable_tqdm=True) for lm in both)
+        requested = [Instance("loglikelihood_rolling", {}, (text,), 0, ("t", 0, 1)) for text in texts]
+        ours, theirs = (lm.loglikelihood_rolling(requested, disable_tqdm=True) for lm in both)
         assert ours == pytest.approx(theirs, abs=1e-3)
 
 
@@ -92,7 +92,7 @@ class TestAnswers:
         ids=lambda settings: f"{settings.method}, {type(settings.sampler).__name__}",
     )
     def test_are_those_of_generate_at_any_batch_size(self, model, settings):
-        asked = [
+        requested = [
             each
             for number, prompt in enumerate(self.PROMPTS)
             for each in ask(prompt, doc=number, until=["9", "ap"], max_gen_toks=24)
@@ -102,7 +102,7 @@ class TestAnswers:
         )
         for batch_size in (1, 2, 8):
             lm = SetBlockLM(model, settings=settings, batch_size=batch_size)
-            assert lm.generate_until(asked, disable_tqdm=True) == [answer.text for answer in alone]
+            assert lm.generate_until(requested, disable_tqdm=True) == [answer.text for answer in alone]
             figures = figures_of(lm.answers["t"])
             assert figures["num_tokens"] == sum(answer.num_tokens for answer in alone)
             assert figures["num_forwards"] == 3 + sum(answer.passes.decoding for answer in alone)

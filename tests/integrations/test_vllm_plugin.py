@@ -32,7 +32,7 @@ def params(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**(neutral | penalties | fields))
 
 
-def asked(**extra: Any) -> Any:
+def requested(**extra: Any) -> Any:
     return settings_of(params(extra_args=extra))
 
 
@@ -64,9 +64,9 @@ def test_every_parameter_arrives() -> None:
     assert (settings.temperature, settings.min_p, settings.seed) == (0.7, 0.05, 11)
     assert (settings.top_k, settings.top_p) == (5, 0.9)
     assert settings_of(params(repetition_penalty=1.3)).repetition_penalty == 1.3
-    assert asked(logit_bias='{"17": -5}').logit_bias == asked(logit_bias={17: -5}).logit_bias == {17: -5.0}
-    assert asked(sampler="factor", factor=0.5).sampler == Factor(0.5)
-    assert asked(gamma=math.inf).sampler == asked(gamma="inf").sampler == EntropyBounded(math.inf)
+    assert requested(logit_bias='{"17": -5}').logit_bias == requested(logit_bias={17: -5}).logit_bias == {17: -5.0}
+    assert requested(sampler="factor", factor=0.5).sampler == Factor(0.5)
+    assert requested(gamma=math.inf).sampler == requested(gamma="inf").sampler == EntropyBounded(math.inf)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_every_parameter_arrives() -> None:
 )
 def test_mistakes_are_named(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        asked(**extra)
+        requested(**extra)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_what_blocks_have_not_is_refused(fields: dict[str, Any], message: str) -
 
 
 def calibrated(method: str, **point: Any) -> CalibratedSetting:
-    asked = {
+    requested = {
         "method": method,
         "sampler": "entropy-bounded",
         "sampler_options": {"gamma": 0.3},
         "block_size": 8,
         **point,
     }
-    return CalibratedSetting("sums", asked, "none lost", True, 4.0, 100, "abc")
+    return CalibratedSetting("sums", requested, "none lost", True, 4.0, 100, "abc")
 
 
 def test_a_calibrated_setting_is_taken_as_everywhere() -> None:

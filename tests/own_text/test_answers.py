@@ -59,9 +59,9 @@ def test_an_interrupted_file_is_gone_on_with(model: SBDModel, tmp_path: Path, mo
     part = broken.with_name("broken.jsonl.part")
     lines = part.read_text().splitlines(keepends=True)
     part.write_text("".join(lines[:6]) + lines[6][:20])
-    asked: list[int] = []
-    done = regenerate(model, QUESTIONS, broken, settings=SETTINGS, batch_size=2, on_progress=asked.append)
-    assert len(asked) == 4, "five of twelve were answered already"
+    requested: list[int] = []
+    done = regenerate(model, QUESTIONS, broken, settings=SETTINGS, batch_size=2, on_progress=requested.append)
+    assert len(requested) == 4, "five of twelve were answered already"
     assert done == regenerate(model, QUESTIONS, whole, settings=SETTINGS, batch_size=4)
     assert broken.read_text() == whole.read_text()
     assert not part.exists()
@@ -78,14 +78,14 @@ def test_a_part_of_something_else_is_refused(
         regenerate(model, QUESTIONS[:3], path, settings=SETTINGS)
     before = path.with_name("own.jsonl.part").read_bytes()
     other = tiny_sbd("llama", tokenizer, num_hidden_layers=1, max_position_embeddings=512, seed=1)
-    for questions, asked, settings, said in (
+    for questions, requested, settings, said in (
         (QUESTIONS[:3], other, SETTINGS, r"made with other model: delete it"),
         (QUESTIONS[:3], model, replace(SETTINGS, temperature=2.0), r"made with other settings: delete it"),
         ([*QUESTIONS[:2], QUESTIONS[5]], model, SETTINGS, "holds answers to other questions"),
         (QUESTIONS[:2], model, SETTINGS, "holds answers to other questions"),
     ):
         with pytest.raises(SetBlockError, match=rf"own\.jsonl\.part (was )?{said}"):
-            regenerate(asked, questions, path, settings=settings)
+            regenerate(requested, questions, path, settings=settings)
     assert path.with_name("own.jsonl.part").read_bytes() == before
 
 

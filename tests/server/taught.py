@@ -108,5 +108,5 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, row: list[dict[str, Any]]) -> tu
 
     prompt, text = rendered(row[:-1], add_generation_prompt=True), rendered(row)
     assert text.startswith(prompt)
-    asked, answer = (tokenizer(each, add_special_tokens=False).input_ids for each in (prompt, text[len(prompt) :]))
-    return asked + answer[: answer.index(tokenizer.eos_token_id) + 1], len(asked)
+    requested, answer = (tokenizer(each, add_special_tokens=False).input_ids for each in (prompt, text[len(prompt) :]))
+    return requested + answer[: answer.index(tokenizer.eos_token_id) + 1], len(requested)

@@ -80,14 +80,14 @@ def drawn(rng: random.Random, tokenizer: PreTrainedTokenizerBase) -> Asked:
     return Asked(rng.choice(TEXTS)[: rng.randint(1, 60)] + ".", settings, rng.random() < 0.4)
 
 
-def answered(live: Live, asked: Asked) -> Answered:
-    reply = live.post("/v1/completions", **asked.body)
+def answered(live: Live, requested: Asked) -> Answered:
+    reply = live.post("/v1/completions", **requested.body)
     assert reply.status_code == 200, reply.text
-    if not asked.stream:
+    if not requested.stream:
         said = reply.json()
         choices = sorted(said["choices"], key=lambda choice: choice["index"])
         return Answered([c["text"] for c in choices], [c["finish_reason"] for c in choices], said["usage"]["passes"])
-    texts, reasons = [""] * asked.settings.n, [""] * asked.settings.n
+    texts, reasons = [""] * requested.settings.n, [""] * requested.settings.n
     *pieces, usage, done = parts(reply)
     assert done == "[DONE]"
     for piece in map(json.loads, pieces):
@@ -109,10 +109,10 @@ def of_generations(generations: list[Generation]) -> Answered:
 @pytest.mark.parametrize("at_once", [*(pytest.param(each, marks=pytest.mark.nightly) for each in (1, 2, 4, 8, 16)), 32])
 def test_each_answer_is_the_one_it_gives_alone(exact_live: Live, at_once: int) -> None:
     rng = random.Random(at_once)
-    asked = [drawn(rng, exact_live.model.tokenizer) for _ in range(REQUESTS[at_once])]
+    requested = [drawn(rng, exact_live.model.tokenizer) for _ in range(REQUESTS[at_once])]
     with ThreadPoolExecutor(at_once) as clients:
-        found = list(clients.map(lambda each: answered(exact_live, each), asked))
+        found = list(clients.map(lambda each: answered(exact_live, each), requested))
     with torch.inference_mode():
-        for each, ours in zip(asked, found, strict=True):
+        for each, ours in zip(requested, found, strict=True):
             alone = generate_batch(exact_live.model, [each.prompt], settings=each.settings, raw=True)
             assert ours == of_generations(alone), each

@@ -372,10 +372,10 @@ def test_a_page_of_another_origin_is_refused(live):
 
 def test_an_origin_may_be_allowed(served_model):
     with serving(served_model, origins=["https://ours.example"], keys=Keys(["a-long-key"])) as live:
-        asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        requested = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
         for origin, is_allowed in (("https://ours.example", True), ("https://evil.example", False)):
             headers = {"origin": origin}
-            first = live.client.options("/v1/chat/completions", headers={**headers, **asked})
+            first = live.client.options("/v1/chat/completions", headers={**headers, **requested})
             response = live.client.get("/v1/models", headers={**headers, "authorization": "Bearer a-long-key"})
             assert response.status_code == (200 if is_allowed else 403)
             for each in (first, response):

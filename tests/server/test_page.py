@@ -90,7 +90,7 @@ def opened(browser, live, *, width="desk", scheme="light", complaints=0):
     told, outside = [], []
     page.on("console", lambda said: told.append(said.text) if said.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: told.append(str(error)))
-    page.on("request", lambda asked: None if asked.url.startswith(live.url) else outside.append(asked.url))
+    page.on("request", lambda requested: None if requested.url.startswith(live.url) else outside.append(requested.url))
     try:
         page.goto(live.url)
         page.locator("#model").get_by_text(live.serving.config.name, exact=True).wait_for()
@@ -104,7 +104,10 @@ def opened(browser, live, *, width="desk", scheme="light", complaints=0):
 def asks(page):
     """The bodies that the page sends from now on."""
     bodies = []
-    page.on("request", lambda asked: bodies.append(json.loads(asked.post_data)) if asked.method == "POST" else None)
+    page.on(
+        "request",
+        lambda requested: bodies.append(json.loads(requested.post_data)) if requested.method == "POST" else None,
+    )
     return bodies
 
 
@@ -331,8 +334,8 @@ def test_a_chat_shows_markup_as_text(browser, bundled):
 def test_tokens_are_shown_as_parts_of_the_answer(browser, live, tokens, text, parts):
     """A token may be half a character."""
     with opened(browser, live) as page:
-        asked = [[{"text": each} for each in tokens], text]
-        found = page.evaluate("async asked => (await import('/page/answer.js')).partsOf(...asked)", asked)
+        requested = [[{"text": each} for each in tokens], text]
+        found = page.evaluate("async asked => (await import('/page/answer.js')).partsOf(...asked)", requested)
         assert "".join(found) == "".join(parts)
         assert len(found) == len(tokens)
         assert not any("\ufffd" in each for each in found)

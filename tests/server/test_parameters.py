@@ -21,10 +21,10 @@ def test_chat_template_kwargs_are_the_server_s_unless_a_request_says_others(toke
     model.tokenizer.chat_template += "{{ style or '' }}{{ more or '' }}"
     with serving(model, chat_template_kwargs={"style": "abc"}) as live:
         bodies = ({}, {"style": "abcdef"}, {"more": "abc"}, {"style": None})
-        asked = [live.chat(max_tokens=1, chat_template_kwargs=each).json() for each in bodies]
+        requested = [live.chat(max_tokens=1, chat_template_kwargs=each).json() for each in bodies]
         assert error_of(live.chat(chat_template_kwargs={"styl": 1}))["param"] == "chat_template_kwargs"
         assert error_of(live.chat(chat_template_kwargs={"style": "<|endoftext|>"}))["param"] == "chat_template_kwargs"
-    for each, style in zip(asked, ("abc", "abcdef", "abcabc", ""), strict=True):
+    for each, style in zip(requested, ("abc", "abcdef", "abcabc", ""), strict=True):
         text = f"user: Tom has 12 apples.\nassistant:{style}"
         assert each["usage"]["prompt_tokens"] == len(model.tokenizer(text).input_ids)
 
@@ -173,17 +173,17 @@ def test_without_a_limit_an_answer_has_the_room_that_is_left(served_model, monke
 def test_requests_get_the_server_s_defaults(served_model):
     """One that names another method gets that method's own."""
 
-    def passes(live, **asked):
-        usage = live.chat(max_tokens=24, min_tokens=24, **asked).json()["usage"]
+    def passes(live, **requested):
+        usage = live.chat(max_tokens=24, min_tokens=24, **requested).json()["usage"]
         return usage["num_forwards"], usage["completion_tokens"]
 
     default = DecodingSettings(method="sbd", sampler=FixedCount(12), block_size=12)
     with serving(served_model, default=default) as fast, serving(served_model) as plain:
         assert plain.client.get("/v1/models").json()["data"][0]["setblock"]["method"] == "exact"
         assert fast.client.get("/v1/models").json()["data"][0]["setblock"]["method"] == "sbd"
-        asked = {"method": "sbd", "sampler": "fixed-count", "sampler_options": {"count": 12}, "block_size": 12}
-        assert passes(fast) == passes(fast, method="sbd") == passes(plain, **asked) == (3, 24)
-        assert passes(fast, block_size=6) == passes(plain, **(asked | {"block_size": 6}))
+        requested = {"method": "sbd", "sampler": "fixed-count", "sampler_options": {"count": 12}, "block_size": 12}
+        assert passes(fast) == passes(fast, method="sbd") == passes(plain, **requested) == (3, 24)
+        assert passes(fast, block_size=6) == passes(plain, **(requested | {"block_size": 6}))
     for method in ("exact", "ntp"):
         body = ChatBody(model="tiny", messages=MESSAGES, method=method, seed=0)
         assert settings_of(body, default=default) == settings_of(body, default=DecodingSettings())

@@ -27,10 +27,10 @@ def test_generated_requests_never_make_the_server_fail(live):
 
     schema = schemathesis.openapi.from_url(f"{live.url}{SCHEMA}")
     for operation in schema.get_all_operations():
-        asked = operation.ok().as_strategy()
+        requested = operation.ok().as_strategy()
 
         @settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck), database=None)
-        @given(case=asked)
+        @given(case=requested)
         def holds(case):
             if isinstance(case.body, dict):
                 case.body.update({"model": "tiny", "max_tokens": 4})

@@ -38,10 +38,10 @@ def storm_live(trained_tokenizer: PreTrainedTokenizerBase) -> Iterator[Live]:
         yield running
 
 
-def read(live: Live, asked: Asked, pieces: int | None) -> list[str]:
+def read(live: Live, requested: Asked, pieces: int | None) -> list[str]:
     """The texts of a streamed answer, or what came of them in its first `pieces`, after which the client leaves."""
-    texts = [""] * asked.settings.n
-    body = json.dumps({"model": "tiny", **asked.body, "stream": True}).encode()
+    texts = [""] * requested.settings.n
+    body = json.dumps({"model": "tiny", **requested.body, "stream": True}).encode()
     address = urlsplit(live.url)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection((address.hostname, address.port), timeout=TIMEOUT) as connection:
@@ -59,13 +59,13 @@ def read(live: Live, asked: Asked, pieces: int | None) -> list[str]:
 
 def storm(live: Live, seed: int) -> None:
     rng = random.Random(seed)
-    asked = [drawn(rng, live.model.tokenizer) for _ in range(REQUESTS)]
-    pieces = [rng.choice([None, 0, 1, 2, 5, 12]) for _ in asked]
+    requested = [drawn(rng, live.model.tokenizer) for _ in range(REQUESTS)]
+    pieces = [rng.choice([None, 0, 1, 2, 5, 12]) for _ in requested]
     with ThreadPoolExecutor(WORKERS) as clients:
-        found = list(clients.map(lambda each: read(live, *each), zip(asked, pieces, strict=True)))
+        found = list(clients.map(lambda each: read(live, *each), zip(requested, pieces, strict=True)))
     assert eventually(lambda: kept(live)[:5] == (0, 0, 0, 0, 0))  # the model runs one pass at a time
     with torch.inference_mode():
-        for each, left_after, texts in zip(asked, pieces, found, strict=True):
+        for each, left_after, texts in zip(requested, pieces, found, strict=True):
             alone = [one.text for one in generate_batch(live.model, [each.prompt], settings=each.settings, raw=True)]
             if left_after is None:
                 assert texts == alone, each

@@ -298,21 +298,21 @@ def test_a_deep_body_is_a_400(live: Live) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
 def test_a_required_call_is_made(choice: Any, stream: bool, client: openai.OpenAI) -> None:
-    asked: Any = {
+    requested: Any = {
         "model": "tiny",
         "messages": CHAT,
         "tools": [WEATHER, CLOCK],
         "tool_choice": choice,
         "max_tokens": 400,
     }
-    asked["parallel_tool_calls"] = False
+    requested["parallel_tool_calls"] = False
     if stream:
-        with client.chat.completions.stream(**asked) as events:
+        with client.chat.completions.stream(**requested) as events:
             for _ in events:
                 pass
             (answer,) = events.get_final_completion().choices
     else:
-        (answer,) = client.chat.completions.create(**asked).choices  # type: ignore[call-overload]
+        (answer,) = client.chat.completions.create(**requested).choices  # type: ignore[call-overload]
     assert answer.finish_reason == "tool_calls"
     assert not answer.message.content
     (call,) = answer.message.tool_calls
@@ -323,10 +323,16 @@ def test_a_required_call_is_made(choice: Any, stream: bool, client: openai.OpenA
 
 
 def test_a_stream_tells_what_the_whole_answer_tells(client: openai.OpenAI) -> None:
-    asked: Any = {"model": "tiny", "messages": CHAT, "tools": [WEATHER], "tool_choice": "required", "max_tokens": 150}
-    (whole,) = client.chat.completions.create(**asked).choices
+    requested: Any = {
+        "model": "tiny",
+        "messages": CHAT,
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "max_tokens": 150,
+    }
+    (whole,) = client.chat.completions.create(**requested).choices
     calls: dict[int, list[str]] = {}
-    for chunk in client.chat.completions.create(**asked, stream=True):
+    for chunk in client.chat.completions.create(**requested, stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
             told = calls.setdefault(call.index, ["", ""])
             told[0] += call.function.name or ""

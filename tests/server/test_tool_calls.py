@@ -33,10 +33,10 @@ class Asked:
     def __call__(self, question: str, *, stream: bool, **more: Any) -> tuple[str, list[Call], str]:
         """The content, calls and finish reason of an answer; reasoning is left out of the content."""
         messages = more.pop("messages", [{"role": "user", "content": question}])
-        asked: Any = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 120, **more}
+        requested: Any = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 120, **more}
         content, calls, reason = "", {}, ""
         if stream:
-            for chunk in self.client.chat.completions.create(**asked, stream=True):
+            for chunk in self.client.chat.completions.create(**requested, stream=True):
                 (choice,) = chunk.choices
                 content += choice.delta.content or ""
                 reason = choice.finish_reason or reason
@@ -45,7 +45,7 @@ class Asked:
                     name, arguments = calls.get(call.index, ("", ""))
                     calls[call.index] = (name + (call.function.name or ""), arguments + (call.function.arguments or ""))
         else:
-            (choice,) = self.client.chat.completions.create(**asked).choices
+            (choice,) = self.client.chat.completions.create(**requested).choices
             content, reason = choice.message.content or "", choice.finish_reason
             made = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or []]
             calls = dict(enumerate(made))

@@ -30,9 +30,9 @@ class Held(LogitsProcessor):
 
 
 def by_transformers(
-    sbd: SBDModel, prompt: Sequence[int], asked: object, *, tokens: int, tokenizer: PreTrainedTokenizerBase
+    sbd: SBDModel, prompt: Sequence[int], requested: object, *, tokens: int, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
     """The greedy answer's tokens, end of text included."""
     (end,) = sbd.end_of_text_ids
-    held = Held(grammars_of(tokenizer).matcher(structure_of(asked)), len(prompt), end)
+    held = Held(grammars_of(tokenizer).matcher(structure_of(requested)), len(prompt), end)
     return transformers_answer(sbd.model, prompt, max_new_tokens=tokens, eos_token_id=end, logits_processor=[held])

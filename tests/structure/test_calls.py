@@ -202,7 +202,7 @@ def test_calls_are_told_from_text_however_they_come(
 ) -> None:
     """What the grammar takes is read as it was written, whatever pieces it comes in."""
     shape: Shape = shape_of(name)
-    form, asked = shape.form, calls_of(shape.tokenizer, parallel=parallel)
+    form, requested = shape.form, calls_of(shape.tokenizer, parallel=parallel)
     calls = calls if parallel and form.again is not None else calls[:1]
     if form.mark is None:
         lead = lead + form.reasoning_end + "\n\n" if form.reasoning_end and lead else ""
@@ -214,14 +214,14 @@ def test_calls_are_told_from_text_however_they_come(
         else not begins_call(form, lead)
     )
     ids = shape.ids(lead) + shape.written_ids(calls)
-    assert shape.takes(ids, asked) == (len(ids), True)
+    assert shape.takes(ids, requested) == (len(ids), True)
     text = lead
     for token in ("<|reserved_special_token_1|>", *form.hidden):
         text = text.replace(token, "")
     text = text if text.strip() else ""
-    assert shape.read(ids, asked, steps=steps) == (text, calls)
+    assert shape.read(ids, requested, steps=steps) == (text, calls)
     assert shape.has_called
-    assert shape.read(ids, asked, steps=steps, stop=["never"]) == (text, calls)
+    assert shape.read(ids, requested, steps=steps, stop=["never"]) == (text, calls)
     required = calls_of(shape.tokenizer, required=True, parallel=parallel)
     ids = shape.written_ids(calls)
     assert shape.takes(ids, required) == (len(ids), True)
@@ -234,11 +234,11 @@ def test_calls_are_told_from_text_however_they_come(
 def test_text_without_a_call_stays_whole(name: str, text: str, steps: list[int], shape_of: Any) -> None:
     shape: Shape = shape_of(name)
     assume(not begins_call(shape.form, text))
-    asked, ids = calls_of(shape.tokenizer), shape.ids(text)
-    assert shape.takes(ids, asked) == (len(ids), True)
+    requested, ids = calls_of(shape.tokenizer), shape.ids(text)
+    assert shape.takes(ids, requested) == (len(ids), True)
     shown = shape.tokenizer.decode(ids, skip_special_tokens=True)
-    assert shape.read(ids, asked, steps=steps) == (shown, [])
-    assert shape.read(ids, asked, steps=steps, reason="length") == (shown, [])
+    assert shape.read(ids, requested, steps=steps) == (shown, [])
+    assert shape.read(ids, requested, steps=steps, reason="length") == (shown, [])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -250,8 +250,8 @@ def test_what_the_grammar_allows_is_read_as_valid_calls(name: str, data: st.Data
     shape: Shape = shape_of(name)
     random = data.draw(st.randoms(use_true_random=False))
     required, parallel = random.random() < 0.5, random.random() < 0.5
-    asked = calls_of(shape.tokenizer, required=required, parallel=parallel)
-    matcher = grammars_of(shape.tokenizer).matcher(asked.grammar())
+    requested = calls_of(shape.tokenizer, required=required, parallel=parallel)
+    matcher = grammars_of(shape.tokenizer).matcher(requested.grammar())
     wanted, ids = shape.ids(shape.written([("weather", WEATHER)])), []
     for _ in range(120):
         if matcher.is_accepting() and random.random() < 0.1:
@@ -265,8 +265,8 @@ def test_what_the_grammar_allows_is_read_as_valid_calls(name: str, data: st.Data
         assert matcher.consume_token(ids[-1])
     whole = matcher.is_accepting()
     reason: FinishReason = "stop" if whole else "length"
-    text, calls = shape.read(ids, asked, reason=reason)
-    assert shape.read(ids, asked, steps=[1], reason=reason) == (text, calls)
+    text, calls = shape.read(ids, requested, reason=reason)
+    assert shape.read(ids, requested, steps=[1], reason=reason) == (text, calls)
     if not (parallel and shape.form.again):
         assert len(calls) <= 1
     for called, arguments in calls if whole else calls[:-1]:
@@ -278,36 +278,36 @@ def test_what_the_grammar_allows_is_read_as_valid_calls(name: str, data: st.Data
 def test_a_mark_that_is_spelled_out_is_text(name: str, shape_of: Any) -> None:
     """A call is decided by tokens. An answer without the mark has no calls, also where the mark's text is nothing."""
     shape: Shape = shape_of(name)
-    asked = calls_of(shape.tokenizer)
+    requested = calls_of(shape.tokenizer)
     for text in ("Hi.", shape.written([("weather", WEATHER)])):
         ids = shape.spelled(text)
-        assert shape.takes(ids, asked) == (len(ids), True)
-        assert shape.read(ids, asked) == (text, [])
+        assert shape.takes(ids, requested) == (len(ids), True)
+        assert shape.read(ids, requested) == (text, [])
 
 
 @pytest.mark.parametrize("name", ["bare", "bare list", "words", "thinks, bare", "thinks in text, bare"])
 def test_json_in_prose_is_no_call(name: str, shape_of: Any) -> None:
     """Where calls have no mark: neither behind text, nor of a tool that was not offered, nor written in another way."""
     shape: Shape = shape_of(name)
-    asked, call = calls_of(shape.tokenizer), shape.written([("weather", '{"city": "anything", "x": []}')])
+    requested, call = calls_of(shape.tokenizer), shape.written([("weather", '{"city": "anything", "x": []}')])
     for text in (f"As JSON: {call}", call.replace("weather", "Alice"), call.replace(": ", ":")):
         ids = shape.ids(text)
-        assert shape.takes(ids, asked) == (len(ids), True)
-        assert shape.read(ids, asked, steps=[1]) == (text, [])
+        assert shape.takes(ids, requested) == (len(ids), True)
+        assert shape.read(ids, requested, steps=[1]) == (text, [])
 
 
 def test_a_call_that_has_begun_is_held_to_its_schema(shape: Shape) -> None:
     form = shape.form
     for parallel in (False, True):
-        asked = calls_of(shape.tokenizer, parallel=parallel)
+        requested = calls_of(shape.tokenizer, parallel=parallel)
         head = f"{form.before}weather{form.between}"
         ids = shape.ids(head + '{"city": "a", "days": 12')
-        taken, is_accepting = shape.takes(ids, asked)
+        taken, is_accepting = shape.takes(ids, requested)
         assert shape.tokenizer.decode(ids[:taken]) == head + '{"city": "a", "days": 1'
         assert not is_accepting
         if form.mark is not None:
             ids = shape.ids(f"Hm. {form.before}zebra")
-            assert shape.tokenizer.decode(ids[: shape.takes(ids, asked)[0]]) == f"Hm. {form.before}"
+            assert shape.tokenizer.decode(ids[: shape.takes(ids, requested)[0]]) == f"Hm. {form.before}"
 
 
 def test_no_more_is_read_than_the_grammar_holds(shape: Shape) -> None:
@@ -325,24 +325,24 @@ def test_no_more_is_read_than_the_grammar_holds(shape: Shape) -> None:
 
 def test_a_call_is_cut_by_a_stop_text_or_the_limit(shape: Shape) -> None:
     """A stop text leaves text and no call, whole and streamed; the limit leaves the call's beginning."""
-    asked = calls_of(shape.tokenizer)
+    requested = calls_of(shape.tokenizer)
     ids = shape.ids(shape.written([("weather", '{"city": "abc", "days": 1}')]))
     before = shape.tokenizer.decode(ids, skip_special_tokens=True).partition("bc")[0]
     for steps in ([1], [3], [1000]):
-        assert shape.read(ids, asked, steps=steps, stop=["bc"]) == (before, [])
+        assert shape.read(ids, requested, steps=steps, stop=["bc"]) == (before, [])
         assert not shape.has_called
         cut = shape.ids(shape.written([("weather", '{"city": "a')])[: -len(shape.form.after) or None])
-        assert shape.read(cut, asked, steps=steps, reason="length") == ("", [("weather", '{"city": "a')])
-        assert shape.read(cut, asked, steps=steps, reason="length", stop=["never"]) == (
+        assert shape.read(cut, requested, steps=steps, reason="length") == ("", [("weather", '{"city": "a')])
+        assert shape.read(cut, requested, steps=steps, reason="length", stop=["never"]) == (
             "",
             [("weather", '{"city": "a')],
         )
         short = shape.ids(shape.form.before + "wea")
         shown = shape.tokenizer.decode(short, skip_special_tokens=True)
-        assert shape.read(short, asked, steps=steps, reason="length") == (shown, [])
+        assert shape.read(short, requested, steps=steps, reason="length") == (shown, [])
     if shape.form.again is not None:  # the first call stands
         ids = shape.ids(shape.written([("stop", "{}"), ("weather", '{"city": "abc", "days": 1}')]))
-        text, calls = shape.read(ids, asked, steps=[2], stop=["bc"])
+        text, calls = shape.read(ids, requested, steps=[2], stop=["bc"])
         assert calls == [("stop", "{}")]
         assert text.endswith('{"city": "a')
         assert not shape.has_called  # the reason is the stop text
@@ -355,7 +355,7 @@ def test_required_calls_are_valid(name: str, method: Any, shape_of: Any, prompts
     shape: Shape = shape_of(name)
     model = tiny_sbd("llama", shape.tokenizer, mode="shifted", max_position_embeddings=512)
     calls = calls_of(shape.tokenizer, required=True, parallel=False)
-    asked = [
+    requested = [
         DecodingSettings(
             method=method,
             sampler=None if method == "ntp" else EntropyBounded(1.0),
@@ -365,7 +365,7 @@ def test_required_calls_are_valid(name: str, method: Any, shape_of: Any, prompts
         )
         for temperature in (0.0, 1.0)
     ]
-    for found in answers(model, [prompts[0]] * 2, asked):
+    for found in answers(model, [prompts[0]] * 2, requested):
         assert found.finish_reason == "stop"
         text, ((called, arguments),) = shape.read(found.token_ids[:-1], calls, steps=[5])
         assert text == ""
@@ -376,11 +376,11 @@ def test_reasoning_before_a_call_is_text(trained_tokenizer: PreTrainedTokenizerB
     """Also where the template writes no empty think block."""
     for template in (THINKS, THINKS.replace("loop.last or ", "")):
         shape = Shape(with_tokens(trained_tokenizer, template, SHAPES["thinks"][1]))
-        asked = calls_of(shape.tokenizer)
+        requested = calls_of(shape.tokenizer)
         thought = "<think>\nThe user asks.\n</think>\n\n"
         ids = shape.ids(thought + shape.written([("weather", WEATHER)]))
-        assert shape.takes(ids, asked) == (len(ids), True)
-        assert shape.read(ids, asked, steps=[1]) == (thought, [("weather", WEATHER)])
+        assert shape.takes(ids, requested) == (len(ids), True)
+        assert shape.read(ids, requested, steps=[1]) == (thought, [("weather", WEATHER)])
 
 
 def test_a_message_that_names_a_special_token_does_not_become_it(trained_tokenizer: PreTrainedTokenizerBase) -> None:

@@ -75,23 +75,23 @@ def test_exact_is_what_transformers_gives(
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
 def test_company_changes_nothing(method: str, sbd: SBDModel, prompts: list[list[int]]) -> None:
     """In one batch, with rows of other forms and of none; drawn, penalised and stopped as without."""
-    asked = of_kinds(method)
-    rows = [prompts[place % 3] for place in range(len(asked))]
-    for prompt, each, found in zip(rows, asked, answers(sbd, rows, asked), strict=True):
+    requested = of_kinds(method)
+    rows = [prompts[place % 3] for place in range(len(requested))]
+    for prompt, each, found in zip(rows, requested, answers(sbd, rows, requested), strict=True):
         assert found.finish_reason in ("stop", "length")
         (alone,) = answers(sbd, [prompt], [each])
         assert_same(found, alone)
         assert found.passes == alone.passes
     if method == "exact":
-        plain = answers(sbd, rows, [replace(each, method="ntp", sampler=None) for each in asked])
-        assert [each.token_ids for each in plain] == [each.token_ids for each in answers(sbd, rows, asked)]
+        plain = answers(sbd, rows, [replace(each, method="ntp", sampler=None) for each in requested])
+        assert [each.token_ids for each in plain] == [each.token_ids for each in answers(sbd, rows, requested)]
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact"])
 def test_the_engine_gives_what_a_request_gives_alone(method: str, shifted: SBDModel, prompts: list[list[int]]) -> None:
     """Grammars come and go with their rows, which lose their cache on the way."""
-    asked = of_kinds(method)[:14]
-    wanted = [Request(str(place), prompts[place % 3], each) for place, each in enumerate(asked)]
+    requested = of_kinds(method)[:14]
+    wanted = [Request(str(place), prompts[place % 3], each) for place, each in enumerate(requested)]
     limits = EngineLimits(max_num_seqs=5, kv_tokens=160, page_tokens=8, max_num_batched_tokens=40)
     check_that_rows_come_and_go_as_alone(shifted, wanted, limits)
 
@@ -101,7 +101,7 @@ def test_the_engine_gives_what_a_request_gives_alone(method: str, shifted: SBDMo
 def test_what_ends_is_valid(schema: dict[str, Any], shifted: SBDModel, prompts: list[list[int]]) -> None:
     """By a library that is not the grammar's. What does not end could: its beginning is one of a valid text's. Four answers to
     a schema; DRAWN_SCHEMAS=500 in the environment has 2,000."""
-    asked = [
+    requested = [
         DecodingSettings(
             method="sbd",
             sampler=EntropyBounded(gamma),
@@ -114,7 +114,7 @@ def test_what_ends_is_valid(schema: dict[str, Any], shifted: SBDModel, prompts: 
         for gamma in (0.1, math.inf)
         for temperature in (0.0, 1.0)
     ]
-    for found in answers(shifted, [prompts[0]] * len(asked), asked):
+    for found in answers(shifted, [prompts[0]] * len(requested), requested):
         assert found.finish_reason in ("stop", "length")
         if found.finish_reason == "stop":
             jsonschema.validate(json.loads(found.text), schema)
@@ -127,14 +127,14 @@ def test_what_is_revealed_can_be_finished(name: str, sbd: SBDModel, prompts: lis
     from setblock.structure.compiled import grammars_of
     from setblock.structure.kinds import structure_of
 
-    asked = DecodingSettings(
+    requested = DecodingSettings(
         method="sbd", sampler=EntropyBounded(2.0), block_size=8, max_new_tokens=40, structure=SCHEMAS[name]
     )
     text: dict[int, int] = {}
-    for chunk in stream(sbd, prompts[1], settings=asked):
+    for chunk in stream(sbd, prompts[1], settings=requested):
         text |= {each.index: each.token_id for each in chunk.event.revealed}
         written = [text[place] for place in range(len(text))]  # a gap would be a KeyError
-        matcher = grammars_of(sbd.tokenizer).matcher(structure_of(asked.structure))
+        matcher = grammars_of(sbd.tokenizer).matcher(structure_of(requested.structure))
         assert matcher.consume_tokens(written), matcher.get_error()
 
 
@@ -145,14 +145,14 @@ def test_the_grammar_saves_passes(shifted: SBDModel, prompts: list[list[int]]) -
     free = SBDModel(shifted.model, shifted.tokenizer)
     assert free.sbd_config is None
     for model, method in ((shifted, "sbd"), (shifted, "exact"), (free, "exact")):
-        asked = DecodingSettings(
+        requested = DecodingSettings(
             method=method,  # type: ignore[arg-type]
             sampler=EntropyBounded(0.0),
             block_size=16,
             structure=forced,
             prompt_lookup=0,
         )
-        found = generate(model, prompts[0], settings=asked)
+        found = generate(model, prompts[0], settings=requested)
         assert found.text == '{"a_long_name_of_a_field": "and a long value of it"}'
         assert max(found.entropy) == 0
         assert found.passes.decoding <= math.ceil(found.num_tokens / 16)
@@ -162,14 +162,14 @@ def test_copies_are_drafted_under_a_grammar(shifted: SBDModel, prompts: list[lis
     """In a model that was never trained for blocks: what stands in the text already costs fewer passes, and the text stays."""
     free = SBDModel(shifted.model, shifted.tokenizer)
     digits = {token_id for token_id in range(free.vocab_size) if free.tokenizer.decode([token_id]) in tuple("89")}
-    asked = DecodingSettings(
+    requested = DecodingSettings(
         method="exact",
         structure=Regex("[89]{40}"),
         block_size=16,
         logit_bias={token_id: 30.0 * place for place, token_id in enumerate(sorted(digits))},
     )
-    wanted = generate(free, prompts[0], settings=replace(asked, method="ntp"))
-    without, found = (generate(free, prompts[0], settings=replace(asked, prompt_lookup=each)) for each in (0, 1))
+    wanted = generate(free, prompts[0], settings=replace(requested, method="ntp"))
+    without, found = (generate(free, prompts[0], settings=replace(requested, prompt_lookup=each)) for each in (0, 1))
     assert found.token_ids == without.token_ids == wanted.token_ids
     assert without.passes.decoding == wanted.passes.decoding
     assert found.passes.decoding < without.passes.decoding / 4
@@ -232,9 +232,9 @@ def test_objects_of_a_pydantic_model_have_its_fields_only() -> None:
 
 def test_logprobs_are_the_model_s_own(shifted: SBDModel, prompts: list[list[int]]) -> None:
     """Not those of the allowed tokens alone."""
-    asked = DecodingSettings(method="exact", structure=SCHEMAS["flat"], logprobs=0, max_new_tokens=30)
-    exact = generate(shifted, prompts[0], settings=asked)
-    ntp = generate(shifted, prompts[0], settings=replace(asked, method="ntp"))
+    requested = DecodingSettings(method="exact", structure=SCHEMAS["flat"], logprobs=0, max_new_tokens=30)
+    exact = generate(shifted, prompts[0], settings=requested)
+    ntp = generate(shifted, prompts[0], settings=replace(requested, method="ntp"))
     assert exact.logprobs is not None
     assert ntp.logprobs is not None
     assert [e.logprob for e in exact.logprobs] == pytest.approx([e.logprob for e in ntp.logprobs])
@@ -245,8 +245,8 @@ def test_no_way_out_is_an_error(shifted: SBDModel, prompts: list[list[int]]) -> 
     """Where a ban leaves nothing that the grammar allows."""
     (one,) = {each for each in range(shifted.vocab_size) if shifted.tokenizer.decode([each]) == "1"}
     for method in ("sbd", "exact", "ntp"):
-        asked = DecodingSettings(method=method, structure=Regex("a1b"), banned_tokens=[one])  # type: ignore[arg-type]
-        (found,) = answers(shifted, [prompts[0]], [asked])
+        requested = DecodingSettings(method=method, structure=Regex("a1b"), banned_tokens=[one])  # type: ignore[arg-type]
+        (found,) = answers(shifted, [prompts[0]], [requested])
         assert (found.finish_reason, found.text) == ("error", "a")
         assert found.error is not None
         assert found.error.message.startswith("structure leaves no token to choose after 1 tokens")
@@ -255,8 +255,8 @@ def test_no_way_out_is_an_error(shifted: SBDModel, prompts: list[list[int]]) -> 
 def test_the_bundled_model_takes_what_its_vocabulary_has() -> None:
     model = load()
     for method in ("sbd", "exact", "ntp"):
-        asked = DecodingSettings(method=method, structure=Regex("[0-9]{2} apples"))  # type: ignore[arg-type]
-        found = generate(model, "Tom has 12 apples and buys 3 more. How many does he have?", settings=asked)
+        requested = DecodingSettings(method=method, structure=Regex("[0-9]{2} apples"))  # type: ignore[arg-type]
+        found = generate(model, "Tom has 12 apples and buys 3 more. How many does he have?", settings=requested)
         assert found.finish_reason == "stop"
         assert found.text[2:] == " apples"
         assert found.text[:2].isdecimal()
@@ -265,6 +265,6 @@ def test_the_bundled_model_takes_what_its_vocabulary_has() -> None:
 def test_a_copied_draft_that_is_banned_is_no_way_out_either(shifted: SBDModel) -> None:
     (one,) = shifted.tokenizer("1").input_ids
     prompt = shifted.tokenizer("a1b a1b ").input_ids
-    asked = DecodingSettings(structure=Regex("a1b"), banned_tokens=[one], prompt_lookup=1)
-    exact, plain = (answers(shifted, [prompt], [replace(asked, method=each)])[0] for each in ("exact", "ntp"))  # type: ignore[arg-type]
+    requested = DecodingSettings(structure=Regex("a1b"), banned_tokens=[one], prompt_lookup=1)
+    exact, plain = (answers(shifted, [prompt], [replace(requested, method=each)])[0] for each in ("exact", "ntp"))  # type: ignore[arg-type]
     assert (exact.token_ids, exact.finish_reason, exact.error) == (plain.token_ids, plain.finish_reason, plain.error)

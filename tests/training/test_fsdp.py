@@ -98,11 +98,11 @@ def runs(models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest
     folder = tmp_path_factory.mktemp("runs")
     items: list[Any] = [item for item in request.session.items if item.path == request.path]
 
-    def asked(test: str) -> list[Case]:
+    def requested(test: str) -> list[Case]:
         names = [item.name for item in items if item.name.startswith(f"test_a_run_stopped_on_{test}")]
         return [case for case in CASES if any(f"[{case}]" in name for name in names)]
 
-    cases, growing = asked(""), asked("two")
+    cases, growing = requested(""), requested("two")
 
     def all_of(kind: str, cases: Sequence[Case], **options: Any) -> dict[str, str]:
         return {str(case): run(case, models, folder / f"{kind}-{CASES.index(case)}", **options) for case in cases}

@@ -97,5 +97,5 @@ def test_templates_mark_what_the_assistant_says(name: str, tokenizer: PreTrained
     pieces = [(segments[0][0], carries_loss) for segments, carries_loss in chat_pieces(tokenizer, chat_of(messages))]
     assert [text for text, carries_loss in pieces if carries_loss] == [f"Seven.{end}", f"Eight.{end}"]
     text = "".join(text for text, _ in pieces)
-    asked = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
-    assert text.startswith(asked), "decoding begins where the answer did in training"
+    requested = tokenizer.apply_chat_template(messages[:-1], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(requested), "decoding begins where the answer did in training"

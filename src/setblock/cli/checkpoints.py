@@ -123,7 +123,7 @@ def export(
 
 
 def _export_adapter(model: str, folder: Path, *, uno: bool, as_json: bool) -> None:
-    from setblock.decoding.settings.asked import usual_block_size
+    from setblock.decoding.settings.resolve import usual_block_size
     from setblock.model.adapter.adapter import ADAPTER_FOLDER
     from setblock.model.adapter.files import write_adapter
     from setblock.model.loading.loading import load_tokenizer

@@ -51,7 +51,7 @@ class Batch:
     started: list[float]
     drafts: list[RowHistory | None]  # of rows whose drafts vary in length
     next_schedules: list[RowSchedule] | None = None  # where they are known already
-    is_decided: bool = False  # whether the drafts in `next_schedules` have the lengths that were chosen
+    is_resolved: bool = False  # whether the drafts in `next_schedules` have the lengths that were chosen
 
     @classmethod
     @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
@@ -92,7 +92,7 @@ class Batch:
         """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
         taken = Batch.joined([self], rows)
         taken.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
-        taken.is_decided = self.is_decided
+        taken.is_resolved = self.is_resolved
         return taken
 
     @torch.inference_mode()
@@ -109,7 +109,7 @@ class Batch:
     def whole_schedules(self, runner: Runner) -> list[RowSchedule]:
         """Return what a full next pass feeds each row, or what `schedules` has said already."""
         if self.next_schedules is None:
-            self.next_schedules, self.is_decided = next_schedules(self.state, fuses_commit=runner.fuses_commit), False
+            self.next_schedules, self.is_resolved = next_schedules(self.state, fuses_commit=runner.fuses_commit), False
         return self.next_schedules
 
     @one_at_a_time(of=lambda rows: rows.model)  # requests to a model share what is known of drafts
@@ -118,7 +118,7 @@ class Batch:
         """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
         for the device unless news were read."""
         whole = self.whole_schedules(runner)
-        if self.is_decided or not self.state.params.adapts_drafts:
+        if self.is_resolved or not self.state.params.adapts_drafts:
             return whole
         schedules = shortened_spans(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
         pairs = list(zip(schedules, whole, strict=True))
@@ -130,7 +130,7 @@ class Batch:
             self.state.shorten_drafts(cut, [scheduled.fed_size for scheduled in schedules])
             if self.policy.constraints.constrained:
                 self.policy.constraints.update(self.state)  # what is drafted no more
-        self.next_schedules, self.is_decided = schedules, True
+        self.next_schedules, self.is_resolved = schedules, True
         return schedules
 
     @one_at_a_time(of=lambda rows: rows.model)
@@ -171,7 +171,7 @@ class Batch:
             outputs = read_outputs(self.state, step)
         for each, params in zip(outputs, self.state.params.rows, strict=True):
             assert each.number <= params.most_passes, "an answer does not end"
-        self.next_schedules, self.is_decided = [each.scheduled for each in outputs], False
+        self.next_schedules, self.is_resolved = [each.scheduled for each in outputs], False
         return outputs
 
     def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:

@@ -9,8 +9,8 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.batch import Batch, StaticBatch
-from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.checks import check_count, check_rows
+from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.update import StepOutput
 from setblock.errors import ParameterError, SetBlockError
@@ -77,8 +77,8 @@ def stream(
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
-    asked = settings_asked(named, base=settings)
-    batch = _opened(asked, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
+    requested = requested_settings(named, base=settings)
+    batch = _opened(requested, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
     for step in batch.steps():
         outputs = batch.outputs(step)
         text = batch.new_texts(outputs)[0]
@@ -96,8 +96,8 @@ def generate(
     **named: Any,
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
-    asked = settings_asked(named, base=settings)
-    batch = _opened(asked, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
+    requested = requested_settings(named, base=settings)
+    batch = _opened(requested, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
     batch.run()
     return _without_failure(batch.generation(0))
 
@@ -127,7 +127,7 @@ def generate_batch(
     prompts = list(prompts)
     if settings is None or isinstance(settings, DecodingSettings):
         settings = [settings or DecodingSettings()] * len(prompts)
-    settings = [settings_asked(named, base=each) for each in settings]
+    settings = [requested_settings(named, base=each) for each in settings]
     check_count(prompts, settings)
     model = loaded(model)
     rows = [

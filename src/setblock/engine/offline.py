@@ -78,28 +78,28 @@ def answer_prompts(
     """Write the answers that are not there yet, `settings.n` for each line, of which `concurrency` are decoded at once.
     `on_progress` hears the number of answers that are there, and of all. Raise `SetBlockError` if a prompt is too long; nothing
     has been answered then."""
-    asked = _asked(model, lines, settings, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    wanted = [request for request, key, _ in asked.values() if key not in answers.done]
+    requested = _requested(model, lines, settings, raw=raw, chat_template_kwargs=chat_template_kwargs)
+    wanted = [request for request, key, _ in requested.values() if key not in answers.done]
     engine = Engine(model, limits_for(model, wanted, concurrency=concurrency))
     counts = dict.fromkeys(("failed", *_COUNTED), 0)
     started = time.perf_counter()
-    on_progress(len(answers.done), len(asked))
+    on_progress(len(answers.done), len(requested))
     for request_id, generation in answered(engine, wanted):
-        _, key, line = asked[request_id]
+        _, key, line = requested[request_id]
         named = {} if line.id is None else {"id": line.id}
         found = generation_json(generation, model.tokenizer)
         answers.add(key, {**named, **found})
         counts["failed"] += generation.finish_reason == "error"
         for name in _COUNTED:
             counts[name] += found[name]
-        on_progress(len(answers.done), len(asked))
-    return FileFigures(answers=len(asked), seconds=time.perf_counter() - started, **counts)
+        on_progress(len(answers.done), len(requested))
+    return FileFigures(answers=len(requested), seconds=time.perf_counter() - started, **counts)
 
 
 _COUNTED = ("num_tokens", "num_forwards", "num_drafted_tokens", "num_accepted_tokens")
 
 
-def _asked(
+def _requested(
     model: LanguageModel,
     lines: Sequence[PromptLine],
     settings: DecodingSettings,
@@ -108,12 +108,12 @@ def _asked(
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, tuple[Request, Key, PromptLine]]:
     """Return all that is asked for, by the requests' ids, checked before anything is answered."""
-    asked = {}
+    requested = {}
     for line in lines:
         with prefixed(line.where):
             token_ids = encode_prompt(model.tokenizer, line.prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
             limit_of(model, len(token_ids), settings)
         for sample in range(settings.n):
             name = f"{line.number}.{sample}"
-            asked[name] = Request(name, token_ids, settings.of_sample(sample)), (line.number, sample), line
-    return asked
+            requested[name] = Request(name, token_ids, settings.of_sample(sample)), (line.number, sample), line
+    return requested

@@ -75,12 +75,12 @@ class RecordExample(TextExample):
     where: str = "a record"  # names it to a user
     columns: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the line as it stands in the file
 
-    def asked(self, *, raw: bool) -> str | list[dict[str, Any]]:
-        """See `Example.asked`. A chat needs a chat template, whatever `raw` says."""
-        return list(self.chat) or super().asked(raw=raw)
+    def requested(self, *, raw: bool) -> str | list[dict[str, Any]]:
+        """See `Example.requested`. A chat needs a chat template, whatever `raw` says."""
+        return list(self.chat) or super().requested(raw=raw)
 
     def reference_record(self, *, raw: bool) -> dict[str, Any]:
-        """Return what was `asked` and its reference as a record to train on. Of a chat that is the line itself, with its
+        """Return what was `requested` and its reference as a record to train on. Of a chat that is the line itself, with its
         tools and each answer in it."""
         if self.chat:
             return dict(self.columns)

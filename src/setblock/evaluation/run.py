@@ -49,7 +49,7 @@ def evaluate(
     settings: DecodingSettings | None = None,
     on_progress: Progress = lambda point, done: None,
     on_references: Callable[[int], None] = lambda done: None,
-    **asked: Unpack[Asked],
+    **requested: Unpack[Asked],
 ) -> Result:
     """Evaluate a model on the first examples of a task, by NTP and, if it is another, by the method of `settings`. Raise
     `SetBlockError` if an argument is out of its range, or the model does not support the request.
@@ -64,7 +64,7 @@ def evaluate(
             `allow_code_execution` (False): whether a task such as HumanEval may run the programs that the model writes; see
             `setblock.evaluation.judging`.
     """
-    exam = Exam(model, task, **asked)
+    exam = Exam(model, task, **requested)
     settings = with_calibration(model, settings)
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
@@ -83,9 +83,9 @@ def sweep(
     path: Path | None = None,
     shared: DecodingSettings | None = None,
     on_progress: Progress = lambda point, done: None,
-    **asked: Unpack[Asked],
+    **requested: Unpack[Asked],
 ) -> list[Result]:
-    """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `asked`. NTP is decoded once.
+    """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `requested`. NTP is decoded once.
     Return NTP and the requested points in their order, even if the file has others too. Raise `SetBlockError` if an argument is
     out of its range, the file holds another sweep, or the model does not support the request.
 
@@ -94,7 +94,7 @@ def sweep(
         path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
         shared: the settings that all points share, such as `max_new_tokens`.
     """
-    exam = Exam(model, task, **asked)
+    exam = Exam(model, task, **requested)
     shared = shared or DecodingSettings()
     run: Mapping[str, Any] = {
         "model": {
@@ -152,8 +152,8 @@ def answers_to(
     answers: dict[int, Generation] = {}
     for first in range(0, len(order), batch_size):
         batch = order[first : first + batch_size]
-        asked, how = [prompts[index] for index in batch], [settings[index] for index in batch]
-        answers.update(zip(batch, generate_batch(model, asked, settings=how, raw=raw), strict=True))
+        requested, how = [prompts[index] for index in batch], [settings[index] for index in batch]
+        answers.update(zip(batch, generate_batch(model, requested, settings=how, raw=raw), strict=True))
         on_progress(len(answers))
     return TimedAnswers([answers[index] for index in range(len(order))], time.perf_counter() - started)
 
@@ -210,7 +210,7 @@ class Exam:
 def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
     """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
-    return [example.asked(raw=raw) for example in examples], raw
+    return [example.requested(raw=raw) for example in examples], raw
 
 
 @dataclass(frozen=True)

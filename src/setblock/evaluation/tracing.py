@@ -12,8 +12,8 @@ from typing import Any, Literal
 from setblock.decoding.answer.generation import Reveal
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.generate import loaded, stream
-from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.operating_point import point_of, with_calibration
+from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.runtime import LanguageModel
 
@@ -70,7 +70,7 @@ def trace(
     """Answer a prompt and record each pass. Arguments and errors are those of `setblock.stream`."""
     model = loaded(model)
     tokenizer = model.tokenizer
-    settings = with_calibration(model, settings_asked(named, base=settings))
+    settings = with_calibration(model, requested_settings(named, base=settings))
     ends = {*model.end_of_text_ids, *settings.stop_token_ids}
     given: dict[str, Any] = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
     prompt_length = len(encode_prompt(tokenizer, prompt, **given))

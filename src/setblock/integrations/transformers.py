@@ -21,8 +21,8 @@ from transformers.generation.streamers import BaseStreamer
 from setblock import devices
 from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
-from setblock.decoding.settings.asked import settings_asked
-from setblock.decoding.settings.table import RENAMED, DecodingSettings, offered
+from setblock.decoding.settings.resolve import requested_settings
+from setblock.decoding.settings.table import RENAMED, DecodingSettings, available
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.loading import refuse_unsupported
 from setblock.model.probe.probe import plan_attention
@@ -32,8 +32,8 @@ from setblock.model.sbd_model import SBDModel
 _HAS_FIELDS = """
     max_new_tokens min_new_tokens stop stop_token_ids temperature top_k top_p min_p repetition_penalty logit_bias banned_tokens
 """.split()
-OFFERED = offered(but_not=("prefill_chunk", *_HAS_FIELDS, "n", "logprobs"))
-OPTIONS = (*OFFERED, "stop_strings")
+AVAILABLE = available(but_not=("prefill_chunk", *_HAS_FIELDS, "n", "logprobs"))
+OPTIONS = (*AVAILABLE, "stop_strings")
 """What a call may set that Transformers has no field for: settings by their names in `DecodingSettings`, and
 `stop_strings`, as in `GenerationConfig`, where a callable can't have them. A `sampler` may be a name. Without a `seed` one is
 drawn from PyTorch's global generator, which `set_seed` sets."""
@@ -154,7 +154,7 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
     pairs = given.items() if isinstance(given, Mapping) else given
     biases = {_single("sequence_bias", sequence): float(bias) for sequence, bias in pairs}
     never = {token_id for token_id, bias in biases.items() if bias == -torch.inf}
-    asked = dict(options)
+    requested = dict(options)
     words = {_single("bad_words_ids", word) for word in config.bad_words_ids or ()}
     words -= {*end_of_text_ids(config)}  # as Transformers does
     base = DecodingSettings(
@@ -163,14 +163,14 @@ def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, promp
         repetition_penalty=config.repetition_penalty or 1.0,
         logit_bias={token_id: bias for token_id, bias in biases.items() if token_id not in never},
         banned_tokens=sorted({*never, *words, *(_plain(config.suppress_tokens) or ())}),
-        stop=asked.pop("stop_strings", None) or (),
+        stop=requested.pop("stop_strings", None) or (),
     )
     if config.do_sample:
-        asked |= {name: getattr(config, name) for name in ("top_k", "top_p", "min_p")}
-        asked["temperature"] = 1.0 if config.temperature is None else config.temperature
-        if asked.get("seed") is None:
-            asked["seed"] = int(torch.randint(2**62, ()))
-    return settings_asked(asked, base=base)
+        requested |= {name: getattr(config, name) for name in ("top_k", "top_p", "min_p")}
+        requested["temperature"] = 1.0 if config.temperature is None else config.temperature
+        if requested.get("seed") is None:
+            requested["seed"] = int(torch.randint(2**62, ()))
+    return requested_settings(requested, base=base)
 
 
 def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:

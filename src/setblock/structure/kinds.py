@@ -96,14 +96,14 @@ WORDS: dict[str, Callable[..., Structure]] = {kind.word: kind for kind in get_ar
 WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def structure_of(asked: Any) -> Structure:
+def structure_of(requested: Any) -> Structure:
     """Return the form that a request asks for: a `Structure`; a JSON schema as a dictionary, a text or a pydantic model; or a
     dictionary of one key of `WORDS`, such as `{"regex": "[0-9]+"}`. Raise `ParameterError` if it is none, or not valid."""
-    if isinstance(asked, Structure):
-        return asked
-    if not (isinstance(asked, Mapping) and len(asked) == 1 and next(iter(asked)) in WORDS):
-        return JsonSchema(asked)
-    ((word, value),) = asked.items()
+    if isinstance(requested, Structure):
+        return requested
+    if not (isinstance(requested, Mapping) and len(requested) == 1 and next(iter(requested)) in WORDS):
+        return JsonSchema(requested)
+    ((word, value),) = requested.items()
     if word != JsonObject.word:
         return WORDS[word](value)
     if value is not True:
@@ -111,20 +111,20 @@ def structure_of(asked: Any) -> Structure:
     return JsonObject()
 
 
-def _schema_text(asked: Any) -> str:
-    if isinstance(asked, str):
-        check_size("schema", asked)
+def _schema_text(requested: Any) -> str:
+    if isinstance(requested, str):
+        check_size("schema", requested)
         try:
-            asked = json.loads(asked)
+            requested = json.loads(requested)
         except (ValueError, RecursionError) as error:
             raise ParameterError(f"schema must be JSON, and is not: {error}") from error
-    elif isinstance(asked, type) and hasattr(asked, "model_json_schema"):
-        asked = asked.model_json_schema()
-        close(asked)
-    if not isinstance(asked, Mapping | bool):
-        raise ParameterError(f"schema must be a JSON object, its text or a pydantic model, not {shown(asked)}")
+    elif isinstance(requested, type) and hasattr(requested, "model_json_schema"):
+        requested = requested.model_json_schema()
+        close(requested)
+    if not isinstance(requested, Mapping | bool):
+        raise ParameterError(f"schema must be a JSON object, its text or a pydantic model, not {shown(requested)}")
     try:
-        text = json.dumps(asked, ensure_ascii=False)
+        text = json.dumps(requested, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ParameterError(f"schema must be made of what JSON has: {error}") from error

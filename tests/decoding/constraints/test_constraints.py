@@ -204,7 +204,7 @@ def test_exact_is_next_token_decoding_within_the_language(
         if plain:
             assert theirs.token_ids == naive_ntp(sbd, prompt, Language(), tokens=19)
     # Some drafts were right, and some wrong
-    with_language = [each for each, asked in zip(exact, settings, strict=True) if asked.constraints]
+    with_language = [each for each, requested in zip(exact, settings, strict=True) if requested.constraints]
     assert any(each.passes.decoding < each.num_tokens for each in with_language)
 
 

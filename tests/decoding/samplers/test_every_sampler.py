@@ -96,12 +96,12 @@ def test_a_row_that_begins_a_block_forgets_the_last(name: str, data: st.DataObje
     sampler, one = data.draw(samplers(name)), data.draw(passes())
     two = Passes(one.logits.flip(0, 2), one.needed.flip(1))
 
-    def reveals(asked: RowSamplers, said: Passes) -> list[torch.Tensor]:
+    def reveals(requested: RowSamplers, said: Passes) -> list[torch.Tensor]:
         found, revealed = [], torch.zeros_like(said.needed)
         for number, logits in enumerate(said.logits):
             passes = torch.full((len(revealed),), number)
             block = BlockView.of(logits, said.needed & ~revealed, revealed)
-            found.append(asked.select(block, passes=passes, is_asked=torch.ones_like(passes).bool()).reveal)
+            found.append(requested.select(block, passes=passes, is_wanted=torch.ones_like(passes).bool()).reveal)
             revealed = revealed | found[-1]
         return found
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from families import tiny_sbd
-from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.operating_point import point_from_json, point_of, point_to_json
+from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import RENAMED, SETTINGS, DecodingSettings, with_current_names
 from setblock.errors import ParameterError, SetBlockWarning
 from setblock.evaluation.sweeps.grid import grids_of, read_grids
@@ -32,7 +32,7 @@ def test_settings_take_an_earlier_name_and_warn():
     assert replace(settings, seed=4) == copy.deepcopy(DecodingSettings(prompt_lookup=3, seed=4))  # without a warning
     assert pickle.loads(pickle.dumps(settings)) == settings
     with pytest.warns(SetBlockWarning, match=SAID):
-        assert settings_asked({"draft_lookup": 3, "seed": None}) == settings
+        assert requested_settings({"draft_lookup": 3, "seed": None}) == settings
 
 
 def test_both_names_at_once_are_refused():

@@ -10,8 +10,8 @@ import pytest
 from families import tiny_sbd
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, Factor
 from setblock.decoding.samplers.named import sampler_named
-from setblock.decoding.settings.asked import sampler_for
 from setblock.decoding.settings.operating_point import NTP, at_point, label_of, point_from_json, point_of, point_to_json
+from setblock.decoding.settings.resolve import sampler_for
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from setblock.decoding.samplers import EntropyBounded, Factor
-from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS, DecodingSettings
 from setblock.errors import ParameterError
 from setblock.integrations.lm_eval import arguments
 from setblock.integrations.lm_eval.arguments import request_settings
 from setblock.integrations.lm_eval.arguments import settings_from as of_the_harness
-from setblock.integrations.transformers import OFFERED, sbd_generate
+from setblock.integrations.transformers import AVAILABLE, sbd_generate
 from setblock.integrations.vllm import parameters
 from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody
@@ -51,7 +51,7 @@ def check(found: DecodingSettings, row: Setting) -> None:
 
 
 def rows_of(caller: Any) -> Any:
-    return pytest.mark.parametrize(("called", "row"), caller.OFFERED.items(), ids=lambda each: str(each)[:20])
+    return pytest.mark.parametrize(("called", "row"), caller.AVAILABLE.items(), ids=lambda each: str(each)[:20])
 
 
 def test_the_table_has_a_row_for_each_field() -> None:
@@ -103,19 +103,19 @@ def test_vllm_takes_each(called: str, row: Setting) -> None:
 
 
 def test_transformers_is_told_of_each() -> None:
-    assert OFFERED.keys() <= inspect.signature(sbd_generate).parameters.keys()
+    assert AVAILABLE.keys() <= inspect.signature(sbd_generate).parameters.keys()
 
 
 def test_hyperparameters_stand_beside_or_below() -> None:
-    assert settings_asked({"gamma": "inf"}).sampler == EntropyBounded(math.inf)
-    assert settings_asked({"sampler": "factor", "factor": 2}).sampler == Factor(2)
-    assert settings_asked({"sampler": "factor", "sampler_options": {"factor": 2}}).sampler == Factor(2)
-    assert settings_asked({"sampler": Factor(2)}).sampler == Factor(2)
+    assert requested_settings({"gamma": "inf"}).sampler == EntropyBounded(math.inf)
+    assert requested_settings({"sampler": "factor", "factor": 2}).sampler == Factor(2)
+    assert requested_settings({"sampler": "factor", "sampler_options": {"factor": 2}}).sampler == Factor(2)
+    assert requested_settings({"sampler": Factor(2)}).sampler == Factor(2)
     base = DecodingSettings(sampler=EntropyBounded(0.3, proxy="margin"), top_k=3)
-    assert settings_asked({"gamma": 0.2}, base=base) == DecodingSettings(
+    assert requested_settings({"gamma": 0.2}, base=base) == DecodingSettings(
         sampler=EntropyBounded(0.2, proxy="margin"), top_k=3
     )
-    assert settings_asked({"gamma": None, "top_k": None}, base=base) == base
+    assert requested_settings({"gamma": None, "top_k": None}, base=base) == base
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_hyperparameters_stand_beside_or_below() -> None:
         ({"tempertaure": 1}, "parameter 'tempertaure' is not known, did you mean 'temperature'.; there are method, "),
     ],
 )
-def test_what_can_not_be_asked(asked: dict[str, Any], said: str) -> None:
+def test_what_can_not_be_asked(requested: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
-        settings_asked(asked)
+        requested_settings(requested)
 
 
 def test_settings_can_be_hashed() -> None:

@@ -75,27 +75,27 @@ EOS = [0, *range(100, 140)]  # many, so that rows end early
         {"renormalize_logits": True},
         {"max_new_tokens": None, "max_length": 47},
     ],
-    ids=lambda asked: "-".join(asked),
+    ids=lambda requested: "-".join(requested),
 )
 def test_the_config_means_what_it_means_to_transformers(
-    asked: dict[str, Any], model: PreTrainedModel, in_blocks: Any, prompts: list[list[int]]
+    requested: dict[str, Any], model: PreTrainedModel, in_blocks: Any, prompts: list[list[int]]
 ) -> None:
     inputs = padded(prompts)
-    wanted = model.generate(**{**inputs, "max_new_tokens": NEW, "pad_token_id": PAD} | asked)
-    assert torch.equal(in_blocks(**inputs, **asked, method="ntp"), wanted)
-    assert torch.equal(in_blocks(**inputs, **asked, method="exact"), wanted)
+    wanted = model.generate(**{**inputs, "max_new_tokens": NEW, "pad_token_id": PAD} | requested)
+    assert torch.equal(in_blocks(**inputs, **requested, method="ntp"), wanted)
+    assert torch.equal(in_blocks(**inputs, **requested, method="exact"), wanted)
 
 
 def test_blocks_are_those_of_generate_batch(in_blocks: Any, folder: Path, prompts: list[list[int]]) -> None:
     inputs = padded(prompts)
     sbd = load(folder, device="cpu")
-    for asked, sampler in (
+    for requested, sampler in (
         ({"gamma": 0.3}, EntropyPrefix(0.3)),
         ({"sampler": "entropy-bounded", "gamma": 0.3}, EntropyBounded(0.3)),
         ({"sampler": ConfidenceThreshold(0.4)}, ConfidenceThreshold(0.4)),
     ):
         settings = DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=NEW)
-        output = in_blocks(**inputs, method="sbd", block_size=8, **asked)
+        output = in_blocks(**inputs, method="sbd", block_size=8, **requested)
         assert torch.equal(output[:, : inputs["input_ids"].shape[1]], inputs["input_ids"])
         assert new_tokens(output, inputs) == tokens_of(sbd, prompts, settings)
 
@@ -145,19 +145,19 @@ def test_stop_strings(
     wanted = model.generate(
         **inputs, max_new_tokens=NEW, pad_token_id=PAD, stop_strings=[text], tokenizer=trained_tokenizer
     )
-    asked = {**inputs, "method": "ntp"}
-    assert torch.equal(in_blocks(**asked, stop_strings=[text], tokenizer=trained_tokenizer), wanted)
+    requested = {**inputs, "method": "ntp"}
+    assert torch.equal(in_blocks(**requested, stop_strings=[text], tokenizer=trained_tokenizer), wanted)
     by_config = model.generation_config.from_dict({"max_new_tokens": NEW, "pad_token_id": PAD, "stop_strings": text})
-    by_config = generate(**asked, model=model, generation_config=by_config, tokenizer=trained_tokenizer)
+    by_config = generate(**requested, model=model, generation_config=by_config, tokenizer=trained_tokenizer)
     assert torch.equal(by_config, wanted)
     bound = partial(sbd_generate, tokenizer=trained_tokenizer)
-    own = model.generate(**asked, max_new_tokens=NEW, pad_token_id=PAD, stop_strings=text, custom_generate=bound)
+    own = model.generate(**requested, max_new_tokens=NEW, pad_token_id=PAD, stop_strings=text, custom_generate=bound)
     assert torch.equal(own, wanted)
     with pytest.raises(ValueError, match="stop_strings need the tokenizer"):
-        in_blocks(**asked, stop_strings=[text])
+        in_blocks(**requested, stop_strings=[text])
     model.generation_config.stop_strings = ["x"]
     with pytest.raises(ValueError, match=r"stop_strings of model\.generation_config can't be taken over"):
-        in_blocks(**asked, tokenizer=trained_tokenizer)
+        in_blocks(**requested, tokenizer=trained_tokenizer)
 
 
 class Columns(BaseStreamer):
@@ -199,7 +199,7 @@ def test_a_text_streamer(
 def test_by_a_callable(model: PreTrainedModel, in_blocks: Any, prompts: list[list[int]]) -> None:
     """No code of the checkpoint runs, so nothing must be trusted."""
     inputs = padded(prompts)
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "gamma": 0.4,
         "block_size": 8,
         "eos_token_id": EOS,
@@ -215,10 +215,10 @@ def test_by_a_callable(model: PreTrainedModel, in_blocks: Any, prompts: list[lis
         "renormalize_logits": True,
         "seed": 3,
     }
-    wanted = in_blocks(**inputs, **asked)
+    wanted = in_blocks(**inputs, **requested)
     own = {"max_new_tokens": NEW, "pad_token_id": PAD}
-    assert torch.equal(model.generate(**inputs, **asked, **own, custom_generate=sbd_generate), wanted)
-    assert torch.equal(generate(**inputs, **asked, **own, model=model), wanted)
+    assert torch.equal(model.generate(**inputs, **requested, **own, custom_generate=sbd_generate), wanted)
+    assert torch.equal(generate(**inputs, **requested, **own, model=model), wanted)
 
 
 def test_a_model_loaded_with_trust_decodes_in_blocks_by_itself(folder: Path, prompts: list[list[int]]) -> None:
@@ -226,12 +226,12 @@ def test_a_model_loaded_with_trust_decodes_in_blocks_by_itself(folder: Path, pro
     trusted = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     stock = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor(prompts[:1])
-    asked = {"max_new_tokens": NEW, "pad_token_id": PAD}
-    wanted = stock.generate(ids, **asked, custom_generate=sbd_generate, gamma=0.4)
-    assert torch.equal(trusted.generate(ids, **asked, gamma=0.4), wanted)
-    named = trusted.generate(ids, **asked, gamma=0.4, custom_generate=str(folder), trust_remote_code=True)
+    requested = {"max_new_tokens": NEW, "pad_token_id": PAD}
+    wanted = stock.generate(ids, **requested, custom_generate=sbd_generate, gamma=0.4)
+    assert torch.equal(trusted.generate(ids, **requested, gamma=0.4), wanted)
+    named = trusted.generate(ids, **requested, gamma=0.4, custom_generate=str(folder), trust_remote_code=True)
     assert torch.equal(named, wanted)
-    assert torch.equal(trusted.generate(ids, **asked, method="ntp"), stock.generate(ids, **asked))
+    assert torch.equal(trusted.generate(ids, **requested, method="ntp"), stock.generate(ids, **requested))
 
 
 def test_without_trust_transformers_refuses(model: PreTrainedModel, folder: Path, prompts: list[list[int]]) -> None:
@@ -281,13 +281,13 @@ def test_return_dict(in_blocks: Any, prompts: list[list[int]]) -> None:
 def test_fields_that_change_nothing_are_taken(in_blocks: Any, prompts: list[list[int]]) -> None:
     ids = torch.tensor(prompts[:1])
     wanted = in_blocks(ids)
-    for asked in (
+    for requested in (
         {"use_cache": False},
         {"cache_implementation": "static"},
         {"typical_p": 0.9},
         {"length_penalty": 2.0},
     ):
-        assert torch.equal(in_blocks(ids, **asked), wanted)
+        assert torch.equal(in_blocks(ids, **requested), wanted)
 
 
 def test_answers_of_different_lengths_need_a_pad_token(
@@ -324,9 +324,9 @@ def test_logits_that_are_not_numbers(model: PreTrainedModel, prompts: list[list[
 def test_an_answer_can_be_held_to_a_form(model: PreTrainedModel, trained_tokenizer: PreTrainedTokenizerBase) -> None:
     pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
     ids = trained_tokenizer("Tom has", return_tensors="pt").input_ids
-    asked: dict[str, Any] = {"structure": {"regex": "[ab]{3}-[0-9]"}, "max_new_tokens": NEW, "pad_token_id": PAD}
-    found = generate(ids, model=model, tokenizer=trained_tokenizer, **asked)
+    requested: dict[str, Any] = {"structure": {"regex": "[ab]{3}-[0-9]"}, "max_new_tokens": NEW, "pad_token_id": PAD}
+    found = generate(ids, model=model, tokenizer=trained_tokenizer, **requested)
     text = trained_tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True)  # type: ignore[index]
     assert re.fullmatch("[ab]{3}-[0-9]", text)
     with pytest.raises(SetBlockError, match="structure needs the tokenizer"):
-        generate(ids, model=model, **asked)
+        generate(ids, model=model, **requested)

@@ -41,12 +41,12 @@ def test_ones_own_processor_is_refused(
     own: Any, in_blocks: Any, model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
     """Also one of a type that Transformers makes from the config, with another value."""
-    asked = {"logits_processor": LogitsProcessorList([own]), "repetition_penalty": 1.2}
+    requested = {"logits_processor": LogitsProcessorList([own]), "repetition_penalty": 1.2}
     told = f"logits_processor {type(own).__name__} can't be applied: it reads the text to the left"
     with pytest.raises(ValueError, match=told):
-        in_blocks(torch.tensor(prompts[:1]), **asked)
+        in_blocks(torch.tensor(prompts[:1]), **requested)
     with pytest.raises(ValueError, match=told):
-        model.generate(torch.tensor(prompts[:1]), **asked, max_new_tokens=3, custom_generate=sbd_generate)
+        model.generate(torch.tensor(prompts[:1]), **requested, max_new_tokens=3, custom_generate=sbd_generate)
 
 
 def test_ones_own_processor_twice_is_refused(in_blocks: Any, prompts: list[list[int]]) -> None:
@@ -97,7 +97,7 @@ def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]])
 )
 @pytest.mark.filterwarnings("ignore:The following generation flags")
 def test_what_would_change_the_output_is_refused_by_name(
-    asked: dict[str, Any], told: str, in_blocks: Any, prompts: list[list[int]]
+    requested: dict[str, Any], told: str, in_blocks: Any, prompts: list[list[int]]
 ) -> None:
     with pytest.raises(ValueError, match=told):
-        in_blocks(torch.tensor(prompts[:1]), **asked)
+        in_blocks(torch.tensor(prompts[:1]), **requested)

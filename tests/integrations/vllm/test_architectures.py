@@ -64,15 +64,15 @@ def engine(model: SBDModel, tmp_path: Path) -> Iterator[Any]:
 def test_tokens_are_those_of_generate(engine: Any, model: SBDModel, prompts: Sequence[list[int]]) -> None:
     from vllm import SamplingParams
 
-    asked = [
+    requested = [
         (prompt, replace(settings, max_new_tokens=48), SamplingParams(max_tokens=48, extra_args=dict(extra)))
         for settings, extra in REQUESTS
         for prompt in prompts
     ]
     given = engine.generate(
-        [{"prompt_token_ids": prompt} for prompt, *_ in asked], [params for *_, params in asked], use_tqdm=False
+        [{"prompt_token_ids": prompt} for prompt, *_ in requested], [params for *_, params in requested], use_tqdm=False
     )
-    for (prompt, settings, _), output in zip(asked, given, strict=True):
+    for (prompt, settings, _), output in zip(requested, given, strict=True):
         expected, passes = generated(model, prompt, settings)
         assert list(output.outputs[0].token_ids) == expected
         assert passes < len(expected) or settings.method != "sbd"  # several tokens at a time, commits and all

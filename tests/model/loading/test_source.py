@@ -19,10 +19,10 @@ class Hub:
     """What the hub answers, and what it was asked for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
         def model_info(_: HfApi, repo_id: str, **__: object) -> object:
-            self.asked.append(repo_id)
+            self.requested.append(repo_id)
             if isinstance(answer, Exception):
                 raise answer
             return answer
@@ -46,7 +46,7 @@ def test_a_near_miss_of_a_name_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     hub = Hub(monkeypatch, "a model")
     for typed, meant in (("smollm2-bas", "smollm2-base"), ("smolm2", "smollm2"), ("budled", "bundled")):
         assert refused(typed).endswith(f", did you mean {meant!r}?")
-    assert hub.asked == []
+    assert hub.requested == []
 
 
 def test_a_model_of_the_hub_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_a_model_of_the_hub_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         check_source("somebody/something")
     check_source("gpt2")
-    assert hub.asked == ["somebody/something", "gpt2"]
+    assert hub.requested == ["somebody/something", "gpt2"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_what_is_nowhere_is_told_with_the_folder_next_to_it(
     message = refused("runs/tikets")
     assert f"model runs/tikets: there is no such folder, {said}" in message
     assert message.endswith(", did you mean 'runs/tickets'?")
-    assert hub.asked == ["runs/tikets"]
+    assert hub.requested == ["runs/tikets"]
     with pytest.raises(SetBlockError, match=re.escape(said)):
         setblock.load("runs/tikets")  # which asks nobody else
 
@@ -84,7 +84,7 @@ def test_a_path_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     (tmp_path / "tickets.gguf").touch()
     assert refused(f"{tmp_path}/tikets").endswith(f"no such folder, did you mean '{tmp_path}/tickets'?")
     assert refused(f"{tmp_path}/tikets.gguf").endswith(f"did you mean '{tmp_path}/tickets.gguf'?")
-    assert hub.asked == []
+    assert hub.requested == []
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -89,17 +89,17 @@ class Conversation:
         raises `SetBlockError`. Ctrl-C ends the answer after the pass that runs."""
         from setblock import stream
 
-        asked = [*self.messages, {"role": "user", "content": text}]
+        requested = [*self.messages, {"role": "user", "content": text}]
         written, generation = "", None
         with _interruptible() as stopped:
-            for chunk in stream(self._model, asked, settings=self._settings):
+            for chunk in stream(self._model, requested, settings=self._settings):
                 written += chunk.text
                 typer.echo(chunk.text.translate(CONTROLS), nl=False)
                 generation = chunk.generation
                 if stopped.is_set():
                     break
         typer.echo()
-        self.messages = [*asked, {"role": "assistant", "content": written}]
+        self.messages = [*requested, {"role": "assistant", "content": written}]
         print_figures("stopped" if generation is None else figures(generation))
 
 

@@ -56,28 +56,28 @@ def compare(
     from setblock.evaluation.run import compare as run
 
     settings = decoding.settings()
-    asked, given = how.asked(prompt), how.given()
-    if asked is not None:
+    requested, given = how.requested(prompt), how.given()
+    if requested is not None:
         warn_of_bundled(model)
     elif (example := example_prompt(str(model.source))) is not None:
-        asked = how.with_system(example)
+        requested = how.with_system(example)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
-    if asked is None:
+    if requested is None:
         problem = next(word_problems("test", decoding.seed))
         given["raw"] = given["raw"] or loaded.tokenizer.chat_template is None
-        asked = problem.prompt if given["raw"] else how.with_system(problem.question)
+        requested = problem.prompt if given["raw"] else how.with_system(problem.question)
 
-    comparison = run(loaded, asked, settings=settings, **given)
+    comparison = run(loaded, requested, settings=settings, **given)
     if as_json:
-        found: dict[str, Any] = {"prompt": asked}
+        found: dict[str, Any] = {"prompt": requested}
         for side in (comparison.ntp, comparison.blocks):
             tokens = {"token_ids": side.token_ids, "revealed_by": side.revealed_by}
             found[side.method] = {**generation_json(side, loaded.tokenizer), **tokens}
         figures = ("identical", "nfe_speedup", "wall_clock_speedup")
         print_json(found | {name: getattr(comparison, name) for name in figures} | sampler_json(settings))
     else:
-        _show(comparison, loaded.tokenizer, prompt=shown(asked))
+        _show(comparison, loaded.tokenizer, prompt=shown(requested))
 
 
 # The terminal's own colours, so that they read on its background whatever that is; neighbours are easy to distinguish.

@@ -17,8 +17,8 @@ from rich.text import Text
 from setblock.cli.messages import counted, print_figures, print_json, print_message, progress, resumable, stdout_console
 from setblock.cli.options.decoding_options import (
     DecodingOptions,
+    available_settings,
     sampler_json,
-    settings_offered,
     template_kwargs,
 )
 from setblock.cli.options.groups import DECODING, JSON, OUTPUT, argument, option, option_group, optional, rare
@@ -52,14 +52,16 @@ class FormOptions(DecodingOptions):
     def settings(self) -> DecodingSettings:
         """See `DecodingOptions`."""
         found = {"json": self.json_schema, "regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        asked = {word: read_text(value) if isinstance(value, Path) else value for word, value in found.items() if value}
-        if len(asked) > 1:
+        requested = {
+            word: read_text(value) if isinstance(value, Path) else value for word, value in found.items() if value
+        }
+        if len(requested) > 1:
             raise ParameterError("--json-schema, --regex, --choice and --grammar exclude each other: give one of them")
         settings = super().settings()
-        return replace(settings, structure=structure_of(asked)) if asked else settings
+        return replace(settings, structure=structure_of(requested)) if requested else settings
 
 
-@option_group(offered=settings_offered("report"))
+@option_group(available=available_settings("report"))
 class GenerateOptions(FormOptions):
     """Hold how answers are decoded, what form they have, and what is reported of them."""
 
@@ -81,7 +83,7 @@ class PromptOptions:
         kwargs = template_kwargs("--chat-template-kwargs", self.chat_template_kwargs)
         return {"raw": self.raw, "chat_template_kwargs": kwargs}
 
-    def asked(self, prompt: str | None) -> "Prompt | None":
+    def requested(self, prompt: str | None) -> "Prompt | None":
         """Return what the model is asked; None if no PROMPT is given. Raise `SetBlockError` if options exclude each other, or
         the text is not valid UTF-8."""
         if self.raw and self.system is not None:
@@ -156,8 +158,8 @@ def generate(
         raise ParameterError("--logprobs needs --json, which shows them")
     if settings.n > 1 and as_trace:
         raise ParameterError(f"--trace shows one answer: --n must be 1, not {settings.n}")
-    asked, given = how.asked(prompt), how.given()
-    if asked is None:
+    requested, given = how.requested(prompt), how.given()
+    if requested is None:
         raise ParameterError(
             "PROMPT is missing: give a text, - to read stdin, or --input FILE for many prompts or for chats"
         )
@@ -165,12 +167,12 @@ def generate(
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
     if as_trace:
-        print_trace(trace(loaded, asked, settings=settings, **given), settings, as_json=as_json)
+        print_trace(trace(loaded, requested, settings=settings, **given), settings, as_json=as_json)
     elif settings.n == 1:
-        answer = stream(loaded, asked, settings=settings, **given)
+        answer = stream(loaded, requested, settings=settings, **given)
         _print_stream(answer, loaded.tokenizer, as_json=as_json)
     else:
-        answers = generate_batch(loaded, [asked], settings=settings, **given)
+        answers = generate_batch(loaded, [requested], settings=settings, **given)
         _print_answers(answers, loaded.tokenizer, as_json=as_json)
 
 

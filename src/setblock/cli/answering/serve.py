@@ -23,7 +23,7 @@ KEYS_VARIABLE = "SETBLOCK_API_KEYS"
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-@option_group("Limits", offered=options_of(EngineLimits, ServerLimits, but_not=["page_tokens"]))
+@option_group("Limits", available=options_of(EngineLimits, ServerLimits, but_not=["page_tokens"]))
 class LimitOptions:
     """Hold what clients may ask for."""
 

@@ -53,8 +53,8 @@ def evaluate(
     settings = decoding.settings()
     from setblock.evaluation.run import evaluate as run
 
-    task, asked = examples.chosen()
-    asked |= {"seed": decoding.seed, "batch_size": batch_size}
+    task, requested = examples.chosen()
+    requested |= {"seed": decoding.seed, "batch_size": batch_size}
     if examples.source is not None:
         warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
@@ -63,10 +63,10 @@ def evaluate(
         result = run(
             loaded,
             task,
-            **asked,
+            **requested,
             settings=settings,
-            on_progress=lambda point, done: tell(point.method, done, asked["limit"]),
-            on_references=lambda done: tell("references", done, asked["limit"]),
+            on_progress=lambda point, done: tell(point.method, done, requested["limit"]),
+            on_references=lambda done: tell("references", done, requested["limit"]),
         )
     if as_json:
         others = 0 if loaded.draft_text is None else len(loaded.draft_text.token_ids)
@@ -149,9 +149,9 @@ def sweep(
         results = read_results(results_file)
     else:
         model.check()
-        chosen, asked = task.chosen()
+        chosen, requested = task.chosen()
         grids = grid.grids()
-        results = task.swept(load_model(model, blocks=True), chosen, asked, grids, out=output)
+        results = task.swept(load_model(model, blocks=True), chosen, requested, grids, out=output)
     from setblock.evaluation.result import pareto_front, title_of
 
     front = pareto_front(results)
@@ -208,7 +208,7 @@ class CalibrationOptions:
 
 def calibrate(
     *,
-    asked: CalibrationOptions,
+    requested: CalibrationOptions,
     task: TaskOptions,
     model: ModelOptions,
     grid: GridOptions,
@@ -234,11 +234,11 @@ def calibrate(
     from setblock.model.checkpoint import copy_checkpoint, write_sbd_config
 
     # 1. What is asked for, and whether it can be
-    wanted = calibration.tolerance_of(asked.tolerance, confidence=asked.confidence)
-    if asked.results is not None and (task.source or grid != GridOptions()):
+    wanted = calibration.tolerance_of(requested.tolerance, confidence=requested.confidence)
+    if requested.results is not None and (task.source or grid != GridOptions()):
         raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
     chosen, which = task.chosen(split="validation", limit=1000)
-    if chosen.judge is None and wanted.measure == "accuracy" and asked.results is None:
+    if chosen.judge is None and wanted.measure == "accuracy" and requested.results is None:
         raise ParameterError(
             f"{task.source or chosen.name} has no right answers: give a tolerance of tokens, such as --tolerance tokens=1"
         )
@@ -250,15 +250,15 @@ def calibrate(
         _check_writable(model, output)
 
     # 2. The outcomes
-    if asked.results is None:
+    if requested.results is None:
         found = islice(chosen.examples(which["split"], seed=task.seed), max(which["limit"], 1))
         wanted.check_enough(sum(1 for _ in found))
         results = task.swept(loaded, chosen, which, grids)
     else:
-        results = read_results(asked.results)
+        results = read_results(requested.results)
         if (theirs := results[0].run["model"]["fingerprint"]) != (ours := model_fingerprint(loaded)):
             raise SetBlockError(
-                f"{asked.results} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
+                f"{requested.results} is of another model: its fingerprint is {theirs}, this model's {ours}; sweep this model"
             )
 
     if not dry_run:
@@ -267,7 +267,7 @@ def calibrate(
     # 3. The choice, written next to that of other domains
     made = calibration.calibrate(results, wanted, seed=task.seed)
     run, source = results[0].run, Path(model.source)
-    domain = asked.domain or str(run["task"]["name"])
+    domain = requested.domain or str(run["task"]["name"])
     folder = None if dry_run or made.chosen is None else output or source
     if folder is not None:
         if not source.is_dir():

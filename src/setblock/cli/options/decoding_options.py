@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from setblock.cli.messages import print_message
-from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, Offered, option, option_group, rare
+from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, AvailableOptions, option, option_group, rare
 from setblock.decoding.samplers.named import SAMPLERS
-from setblock.decoding.settings.asked import sampler_told, settings_asked
 from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
+from setblock.decoding.settings.resolve import requested_settings, sampler_told
 from setblock.decoding.settings.setting import Group
-from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, offered
+from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, available
 from setblock.errors import ParameterError
 from setblock.files import module_of
 
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
 _PANELS: dict[Group, str] = {"point": DECODING, "answer": DECODING, "sampling": SAMPLING, "report": OUTPUT}
 _LISTED = {list[int]: list[int], list[str]: list[str], dict[int, float]: list[str]}
 
-OFFERED = offered(
+AVAILABLE = available(
     but_not=("structure",),  # each kind of form has an option
     names={"stop_token_ids": "stop_token_id", "banned_tokens": "ban"},
 )
 
 
-def settings_offered(*groups: Group) -> Offered:
+def available_settings(*groups: Group) -> AvailableOptions:
     """Return an option for each setting of these groups, and behind the sampler's one for its parameters."""
-    offered: Offered = {}
-    for called, row in OFFERED.items():
+    available: AvailableOptions = {}
+    for called, row in AVAILABLE.items():
         if row.group in groups:
             kind = _LISTED.get(row.type, row.type)
             is_open = row.default is None or row.type in _LISTED
-            offered[row.name] = (kind | None if is_open else kind, setting_option(called))
+            available[row.name] = (kind | None if is_open else kind, setting_option(called))
         if row.name == "sampler" and "point" in groups:
             told = (
                 "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
                 "ones."
             )
-            offered["sampler_options"] = (list[str] | None, rare(told, "--sampler-option", metavar="KEY=VALUE"))
-    return offered
+            available["sampler_options"] = (list[str] | None, rare(told, "--sampler-option", metavar="KEY=VALUE"))
+    return available
 
 
 def setting_option(called: str) -> Any:
-    """Return the option of a setting, by its name in `OFFERED`."""
-    row = OFFERED[called]
+    """Return the option of a setting, by its name in `AVAILABLE`."""
+    row = AVAILABLE[called]
     told, is_listed = row.help, row.type in _LISTED
     if str(row.range) and str(row.range) not in told:
         told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
@@ -68,7 +68,7 @@ _COMMON = ("method", *HYPERPARAMETERS, "block_size", "max_new_tokens", "temperat
 """What `--help` shows. The rest is in `--help-all`."""
 
 
-@option_group(DECODING, offered=settings_offered("point"))
+@option_group(DECODING, available=available_settings("point"))
 class PointOptions:
     """Hold the operating point. A field that is None is left to the library."""
 
@@ -79,13 +79,15 @@ class PointOptions:
     def settings(self) -> DecodingSettings:
         """Return the settings, or raise `ParameterError` if an option is malformed, unknown or out of its range."""
         with_own_sampler(self.sampler)
-        asked = {row.name: getattr(self, row.name, None) for row in OFFERED.values()}
-        if biases := asked.get("logit_bias"):
-            asked["logit_bias"] = dict(_bias(text) for text in biases)
-        return settings_asked({**asked, "sampler_options": key_values("--sampler-option", self.sampler_options)})
+        requested = {row.name: getattr(self, row.name, None) for row in AVAILABLE.values()}
+        if biases := requested.get("logit_bias"):
+            requested["logit_bias"] = dict(_bias(text) for text in biases)
+        return requested_settings(
+            {**requested, "sampler_options": key_values("--sampler-option", self.sampler_options)}
+        )
 
 
-@option_group(DECODING, offered=settings_offered("answer", "sampling"))
+@option_group(DECODING, available=available_settings("answer", "sampling"))
 class DecodingOptions(PointOptions):
     """Hold how an answer is decoded."""
 

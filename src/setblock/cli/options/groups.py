@@ -20,7 +20,7 @@ _METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "FILE"}
 _METAVARS |= {kind | None: name for kind, name in _METAVARS.items()}
 
 Group = TypeVar("Group")
-Offered = dict[str, tuple[Any, Any]]
+AvailableOptions = dict[str, tuple[Any, Any]]
 """Options by name, each with its type: what an `option_group` has besides its own fields."""
 
 
@@ -51,12 +51,14 @@ def _typed(default: Any, info: Any) -> Any:
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def option_group(panel: str | None = None, *, offered: Offered | None = None) -> Callable[[type[Group]], type[Group]]:
-    """Return a frozen dataclass of options, for a parameter of a command: its own fields, and behind them what is `offered`.
+def option_group(
+    panel: str | None = None, *, available: AvailableOptions | None = None
+) -> Callable[[type[Group]], type[Group]]:
+    """Return a frozen dataclass of options, for a parameter of a command: its own fields, and behind them what is `available`.
     They are in `panel`, unless they name another."""
 
     def made(group: type[Group]) -> type[Group]:
-        for name, (kind, each) in (offered or {}).items():
+        for name, (kind, each) in (available or {}).items():
             group.__annotations__[name] = kind
             setattr(group, name, each)
         filled = dataclass(frozen=True, kw_only=True)(group)
@@ -68,17 +70,17 @@ def option_group(panel: str | None = None, *, offered: Offered | None = None) ->
     return made
 
 
-def options_of(*kinds: type[Any], but_not: Container[str]) -> Offered:
+def options_of(*kinds: type[Any], but_not: Container[str]) -> AvailableOptions:
     """Return an option for each field of some dataclasses. Its help is what their docstrings say of it."""
-    offered = {}
+    available = {}
     for kind in kinds:
         listed = inspect.getdoc(kind) or ""
         for each in fields(kind):
             if each.name not in but_not:
                 found = re.search(rf"^    {each.name}: (.+(?:\n {{8}}.+)*)", listed, re.MULTILINE)
                 told = " ".join(found[1].split()) if found else ""  # none under `python -OO`
-                offered[each.name] = (each.type, option(each.default, told))
-    return offered
+                available[each.name] = (each.type, option(each.default, told))
+    return available
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:

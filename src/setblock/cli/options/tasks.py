@@ -92,20 +92,20 @@ class TaskOptions(ExamplesOptions):
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
-        self, model: "SBDModel", task: Task[Any], asked: "Asked", grids: "list[Grid]", *, out: Path | None = None
+        self, model: "SBDModel", task: Task[Any], requested: "Asked", grids: "list[Grid]", *, out: Path | None = None
     ) -> "list[Result]":
         """Return the results of a sweep (see `setblock.evaluation.run.sweep`) over all points of the grids, behind a bar."""
         from setblock.evaluation.run import sweep
         from setblock.evaluation.sweeps.grid import points_of
 
-        points, limit = points_of(model, grids), asked["limit"]
-        asked = {**asked, "seed": self.seed, "batch_size": self.batch_size}
+        points, limit = points_of(model, grids), requested["limit"]
+        requested = {**requested, "seed": self.seed, "batch_size": self.batch_size}
         with nullcontext() if out is None else resumable(), progress() as tell:
             return sweep(
                 model,
                 task,
                 points,
-                **asked,
+                **requested,
                 path=out,
                 shared=DecodingSettings(max_new_tokens=self.max_new_tokens),
                 on_progress=lambda point, done: tell(f"{label_of(point)} of {len(points) + 1} settings", done, limit),

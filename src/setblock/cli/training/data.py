@@ -113,7 +113,7 @@ def regenerate(
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data.chat_template, loaded.tokenizer)
     with resumable(), progress() as tell:
-        asked, answers = run(
+        requested, answers = run(
             loaded,
             questions_of(checked.data),
             output,
@@ -121,7 +121,7 @@ def regenerate(
             batch_size=batch_size,
             on_progress=lambda answers: tell("answers", answers, None),
         )
-    cut = asked - answers
+    cut = requested - answers
     left_out = (
         f"; {cut} were left out: they did not end within --max-new-tokens, or called a tool without JSON" if cut else ""
     )

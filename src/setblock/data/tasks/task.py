@@ -49,7 +49,7 @@ class Example:
         """Return the question as a text to continue, as the template of tokenizers that are trained here writes it."""
         return f"Question: {self.question}\nAnswer:"
 
-    def asked(self, *, raw: bool) -> str | list[Message]:
+    def requested(self, *, raw: bool) -> str | list[Message]:
         """Return what a model is given: the text to continue if `raw`, else the messages."""
         return self.prompt if raw else self.messages
 

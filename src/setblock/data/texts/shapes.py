@@ -103,10 +103,10 @@ def values_of(record: SourceRecord, shape: RecordShape) -> list[Any]:
         is_sharegpt = any(isinstance(each, Mapping) and "from" in each for each in messages)
         messages = [_turn(each) for each in messages]
     elif not is_list:
-        asked, answer = values
+        requested, answer = values
         more = record.columns.get("input")
         messages = [
-            {"role": "user", "content": f"{asked}\n\n{more}" if more else asked},
+            {"role": "user", "content": f"{requested}\n\n{more}" if more else requested},
             {"role": "assistant", "content": answer},
         ]
     if (is_sharegpt or not is_list) and (system := record.columns.get("system")):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.constraints.constraint import RowConstraints, TokenConstraint
-from setblock.decoding.settings.asked import DEFAULT_MAX_NEW_TOKENS, decided
 from setblock.decoding.settings.operating_point import with_calibration
+from setblock.decoding.settings.resolve import DEFAULT_MAX_NEW_TOKENS, resolved
 from setblock.decoding.settings.table import MAX_TOKENS, DecodingSettings
 from setblock.decoding.state.state import RequestParams
 from setblock.errors import ParameterError, SetBlockError, warn
@@ -83,8 +83,8 @@ def check_rows(
     calibrated one. Raise `SetBlockError` if a prompt is empty or too long, or a row asks for what the model can't do."""
     started = time.perf_counter()
     check_count(prompts, settings)
-    asked = [with_calibration(model, each) for each in settings]
-    params = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, asked, strict=True)]
+    requested = [with_calibration(model, each) for each in settings]
+    params = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, requested, strict=True)]
     # A block that nothing checks may be larger than any that the model was trained with
     largest = max((each.block_size for each in params if each.settings.method == "sbd"), default=0)
     if model.sbd_config and model.sbd_config.block_sizes and largest > (most := model.sbd_config.block_sizes[-1]):
@@ -92,7 +92,7 @@ def check_rows(
         warn(f"{told}: expect worse text")
     for prompt, row in zip(prompts, params, strict=True):
         check_tokens(model, prompt, row)
-    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in asked]
+    texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in requested]
     constraints = [RowConstraints([*companions_of(model, row), text]) for row, text in zip(params, texts, strict=True)]
     return CheckedRows(model, prompts, params, constraints, texts, started)
 
@@ -108,10 +108,10 @@ def companions_of(model: LanguageModel, row: RequestParams) -> list[TokenConstra
 
 
 def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RequestParams:
-    """Return what is fixed of a request's row. Errors are those of `limit_of` and `decided`."""
+    """Return what is fixed of a request's row. Errors are those of `limit_of` and `resolved`."""
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
-    settings = decided(settings, model.sbd_config, has_draft_text=model.draft_text is not None)
+    settings = resolved(settings, model.sbd_config, has_draft_text=model.draft_text is not None)
     block_size = min(settings.block_size or 1, room)
     return RequestParams(
         settings=settings,

@@ -19,7 +19,7 @@ from setblock.decoding.samplers.named import (
     parameters_of,
     sampler_named,
 )
-from setblock.decoding.settings.asked import decided, sampler_told
+from setblock.decoding.settings.resolve import resolved, sampler_told
 from setblock.decoding.settings.table import POINT, RENAMED, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 
@@ -32,8 +32,8 @@ _KEYS = ("method", "sampler", "sampler_options", *(name for name in POINT if nam
 
 
 def point_of(model: "LanguageModel", settings: DecodingSettings) -> DecodingSettings:
-    """Return the operating point of a request. Raise `SetBlockError` as `decided` does, or if the sampler has no name."""
-    point = at_point(decided(settings, model.sbd_config, has_draft_text=model.draft_text is not None))
+    """Return the operating point of a request. Raise `SetBlockError` as `resolved` does, or if the sampler has no name."""
+    point = at_point(resolved(settings, model.sbd_config, has_draft_text=model.draft_text is not None))
     if point.sampler is not None:
         name_of(point.sampler)
     return point

@@ -230,7 +230,7 @@ HYPERPARAMETERS = {
 """Hyperparameters of samplers that callers take beside the settings."""
 
 
-def offered(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = None) -> dict[str, Setting]:
+def available(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = None) -> dict[str, Setting]:
     """Return the rows that a caller offers, by the caller's names: those of settings and, behind the sampler's, of
     hyperparameters. It offers all `but_not` some, and knows those of `names` by another name."""
     names, found = names or {}, {}

@@ -281,10 +281,10 @@ class BatchState:
         tokens, `drafted` [B] are checked, not counting the first, which is right; -1 for all. `fed` [B] is as `fed_size`; -1 to
         leave it as it is."""
         answer = self.answer
-        asked = torch.tensor([drafted, fed], device=self.tokens.device)
-        start = self.cache.committed + 1 + asked[0]
-        is_cut = (asked[0] >= 0) & (start < answer.text_end)
-        self.block.fed_size = torch.where(asked[1] >= 0, asked[1], self.block.fed_size)
+        requested = torch.tensor([drafted, fed], device=self.tokens.device)
+        start = self.cache.committed + 1 + requested[0]
+        is_cut = (requested[0] >= 0) & (start < answer.text_end)
+        self.block.fed_size = torch.where(requested[1] >= 0, requested[1], self.block.fed_size)
         answer.stop_end = torch.where(is_cut, self.params.limit, answer.stop_end)  # an end that is drafted no more
         answer.text_end = torch.where(is_cut, start, answer.text_end)
         self._open_blocks(is_cut, start)

@@ -68,26 +68,26 @@ class RowSamplers:
         # Of each row, what its sampler has left for the next pass: tensors [1, k, ...], none before it is asked
         self.memories: list[Memory] = [{}] * len(samplers)
 
-    def select(self, block: BlockView, *, passes: Tensor, is_asked: Tensor) -> Selection:
+    def select(self, block: BlockView, *, passes: Tensor, is_wanted: Tensor) -> Selection:
         """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if one breaks the rule of `Selection`.
         `block`: of all rows, without memory. `passes` [B] int64: how many have filled each row's block; where none, what was
-        remembered is forgotten. `is_asked` [B] bool: rows of which the pass says anything; what others remember stays."""
+        remembered is forgotten. `is_wanted` [B] bool: rows of which the pass says anything; what others remember stays."""
         if len(self._groups) == 1:
             sampler, everyone, _ = self._groups[0]
-            return self._ask(sampler, everyone, block, passes, is_asked)
+            return self._ask(sampler, everyone, block, passes, is_wanted)
         reveal, changed = torch.zeros_like(block.candidates), None
         for sampler, numbers, rows in self._groups:
             columns = (block.logits, block.candidates, block.revealed, block.entropy, block.confidence)
             logits, candidates, revealed, entropy, confidence = (each[rows] for each in columns)
             of_rows = BlockView(logits, candidates, revealed, entropy, confidence)
-            selection = self._ask(sampler, numbers, of_rows, passes[rows], is_asked[rows])
+            selection = self._ask(sampler, numbers, of_rows, passes[rows], is_wanted[rows])
             reveal[rows] = selection.reveal
             if selection.logits is not None:
                 changed = (block.logits if changed is None else changed).index_copy(0, rows, selection.logits)
         return Selection(reveal, changed)
 
     def _ask(
-        self, sampler: Sampler | None, rows: Sequence[int], block: BlockView, passes: Tensor, is_asked: Tensor
+        self, sampler: Sampler | None, rows: Sequence[int], block: BlockView, passes: Tensor, is_wanted: Tensor
     ) -> Selection:
         if sampler is None:
             return Selection(block.candidates)
@@ -109,7 +109,7 @@ class RowSamplers:
                     f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
                 )
         left = {
-            name: torch.where(_beside(each, is_asked), each, kept.get(name, torch.zeros_like(each)))
+            name: torch.where(_beside(each, is_wanted), each, kept.get(name, torch.zeros_like(each)))
             for name, each in selection.memory.items()
         }
         if left or names:

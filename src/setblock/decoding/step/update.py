@@ -59,7 +59,7 @@ class Reading:
     block: Logits  # those that the block's tokens are chosen from
     certainty: Certainty  # of the distributions of the block's first w places; then of those where a draft was checked
     known: Tensor  # [B, w + m] bool, where `certainty` counts: `candidates`, then `check.replaced`
-    is_asked: Tensor  # [B] bool, rows whose sampler is asked: the pass predicts something of their block
+    is_wanted: Tensor  # [B] bool, rows whose sampler is asked: the pass predicts something of their block
     candidates: Tensor  # [B, w] bool, masked positions that may be revealed
     is_prefill: Tensor  # [B] bool, rows that were fed their prompt, or a part of it
     took_part: Tensor  # [B] bool, rows that were in the pass
@@ -97,7 +97,7 @@ def update(
         selection = Selection(reading.candidates)
     else:
         block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
-        selection = policy.samplers.select(block, passes=state.block.passes, is_asked=reading.is_asked)
+        selection = policy.samplers.select(block, passes=state.block.passes, is_wanted=reading.is_wanted)
     # 3. On to the next block, or to the end
     step: StepOutput = compiled(write_pass)(state, reading, selection, policy, constrained)
     if state.record is not None and state.params.num_alternatives is not None:
@@ -147,7 +147,7 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
         block=shaped.block,
         certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.params.waits),
         known=known,
-        is_asked=predicted.any(dim=1),
+        is_wanted=predicted.any(dim=1),
         candidates=candidates,
         is_prefill=is_prefill,
         took_part=took_part,
@@ -187,12 +187,12 @@ def write_pass(
     block = block if changed is None else block.with_logits(changed)
     chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
     entropy, confidence = reading.certainty
-    is_asked = reading.is_asked
+    is_wanted = reading.is_wanted
     if constrained is not None:
         reveal = constrained.kept(reveal, chosen, revealed=state.block.revealed, entropy=entropy[:, :width])
     if reading.plan.is_prefill is not None:
-        is_asked = is_asked & ~reading.is_prefill
-    state.block.passes = state.block.passes + is_asked
+        is_wanted = is_wanted & ~reading.is_prefill
+    state.block.passes = state.block.passes + is_wanted
     if constrained is not None or params.copies_drafts:  # the model may not have predicted what is forced or copied
         entropy = entropy.masked_fill(~reading.known, 0)
     kinds = kinds_of(confidence[:, :width], params.confidences) if params.adapts_drafts else None

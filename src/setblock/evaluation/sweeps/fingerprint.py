@@ -127,9 +127,9 @@ def _digest(texts: Iterable[str]) -> str:
 def _commit() -> str | None:
     """Return the commit, or None where the package is not under git, as when it is installed, or git is not there."""
     # The file is what another repository around the package has not
-    asked = ["git", "rev-parse", "HEAD", "HEAD:./__init__.py"]
+    requested = ["git", "rev-parse", "HEAD", "HEAD:./__init__.py"]
     try:
-        done = subprocess.run(asked, cwd=_PACKAGE, capture_output=True, text=True, check=True)
+        done = subprocess.run(requested, cwd=_PACKAGE, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.split()[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of
-from setblock.decoding.settings.asked import sampler_for, settings_asked
 from setblock.decoding.settings.operating_point import point_of
+from setblock.decoding.settings.resolve import requested_settings, sampler_for
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method, with_current_names
 from setblock.errors import ParameterError, SetBlockError, converted
 from setblock.model.sbd_model import SBDModel
@@ -80,7 +80,7 @@ def _settings(grid: Grid) -> Iterator[DecodingSettings]:
         values = {"method": "sbd", **dict(zip(grid, chosen, strict=True))}
         _check_method(values["method"])
         values |= {key: converted(f"grid key {key}", values[key], _KINDS[key]) for key in values.keys() & _KINDS.keys()}
-        yield settings_asked(values, offered=("method", *POINT), told="grid key")
+        yield requested_settings(values, available=("method", *POINT), told="grid key")
 
 
 def _check_method(method: Any) -> None:

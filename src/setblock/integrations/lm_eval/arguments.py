@@ -9,13 +9,13 @@ from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from setblock.decoding.settings.asked import sampler_told, settings_asked
-from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, DecodingSettings, offered, with_current_names
+from setblock.decoding.settings.resolve import requested_settings, sampler_told
+from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, DecodingSettings, available, with_current_names
 from setblock.errors import ParameterError
 
 _OF_THE_MODEL = ("method", *POINT, "seed")
-OFFERED = offered(but_not=("prefill_chunk", "max_new_tokens", "stop", "n", "logprobs"))  # its own words, or nothing
-_OF_A_REQUEST = tuple(name for name in OFFERED if name != "sampler")
+AVAILABLE = available(but_not=("prefill_chunk", "max_new_tokens", "stop", "n", "logprobs"))  # its own words, or nothing
+_OF_A_REQUEST = tuple(name for name in AVAILABLE if name != "sampler")
 _WITHOUT_MEANING: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "use_cache": (True, False)}  # where they are this
 
 
@@ -25,7 +25,7 @@ def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
     for name in arguments:
         if name in _OF_A_REQUEST and name not in (*_OF_THE_MODEL, *HYPERPARAMETERS):
             raise ParameterError(f"model argument {name!r} belongs to a request: give it with --gen_kwargs")
-    return settings_asked(arguments, offered=_OF_THE_MODEL, told="model argument")
+    return requested_settings(arguments, available=_OF_THE_MODEL, told="model argument")
 
 
 def request_settings(
@@ -37,21 +37,21 @@ def request_settings(
     any model of the harness; with `do_sample` alone the temperature is 1. Raise `ParameterError` if an argument is not
     known, or not valid.
     """
-    asked = dict(normalize_gen_kwargs(with_current_names(generation), default_max_gen_toks))
-    until, max_gen_toks, do_sample = asked.pop("until"), asked.pop("max_gen_toks"), asked.pop("do_sample")
-    asked["temperature"] = asked.get("temperature", 1.0) if do_sample else 0.0
-    own = {name: asked.pop(name) for name in HYPERPARAMETERS if name in asked}
-    for name, value in asked.items():
+    requested = dict(normalize_gen_kwargs(with_current_names(generation), default_max_gen_toks))
+    until, max_gen_toks, do_sample = requested.pop("until"), requested.pop("max_gen_toks"), requested.pop("do_sample")
+    requested["temperature"] = requested.get("temperature", 1.0) if do_sample else 0.0
+    own = {name: requested.pop(name) for name in HYPERPARAMETERS if name in requested}
+    for name, value in requested.items():
         if name not in _OF_A_REQUEST and value not in _WITHOUT_MEANING.get(name, ()):
             known = ", ".join(sorted({*_OF_A_REQUEST, "do_sample", "max_gen_toks", "until"}))
             raise ParameterError(f"generation argument {name}={value!r} is not known; there are {known}")
-    values = {name: value for name, value in asked.items() if name in _OF_A_REQUEST}
+    values = {name: value for name, value in requested.items() if name in _OF_A_REQUEST}
     stop = tuple(dict.fromkeys([*base.stop, *(text for text in until if text)]))
-    settings = settings_asked({**values, "max_new_tokens": max_gen_toks, "stop": stop}, base=base)
+    settings = requested_settings({**values, "max_new_tokens": max_gen_toks, "stop": stop}, base=base)
     if not own or settings.method == "ntp":  # the same task by plain decoding, which has no sampler
         return settings
     try:
-        return settings_asked(own, base=settings)
+        return requested_settings(own, base=settings)
     except ParameterError as error:
         told = ", ".join(f"{name}={value!r}" for name, value in own.items())
         raise ParameterError(f"generation argument {told}: {error}") from error

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from setblock.decoding.settings.asked import usual_block_size
+from setblock.decoding.settings.resolve import usual_block_size
 from setblock.errors import SetBlockError, check_at_least, prefixed
 from setblock.integrations.vllm import vllm_api
 from setblock.integrations.vllm.parameters import Served, width_of

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from setblock.decoding.settings.asked import settings_asked
 from setblock.decoding.settings.operating_point import point_to_json, with_calibration
-from setblock.decoding.settings.table import DecodingSettings, offered
+from setblock.decoding.settings.resolve import requested_settings
+from setblock.decoding.settings.table import DecodingSettings, available
 from setblock.errors import ParameterError
 from setblock.model.protocol.sbd_config import SBDModelConfig
 
@@ -18,7 +18,7 @@ WIDTH_OF_VLLM = "diffusion_canvas_length"
 
 _ITS_OWN = "max_new_tokens stop stop_token_ids top_k top_p structure n logprobs".split()  # or none
 # Its passes have one size, and its scheduler a limit
-OFFERED = offered(but_not=("drafts", "branches", "prefill_chunk", *_ITS_OWN))
+AVAILABLE = available(but_not=("drafts", "branches", "prefill_chunk", *_ITS_OWN))
 _OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
 
 
@@ -29,16 +29,16 @@ def settings_of(params: Any) -> DecodingSettings:
     are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects. Raise `ParameterError` if a name is
     unknown, or a value out of its range.
     """
-    asked = {name: value for name, value in (params.extra_args or {}).items() if name not in _OF_OTHERS}
-    if isinstance(biases := asked.get("logit_bias"), str):
+    requested = {name: value for name, value in (params.extra_args or {}).items() if name not in _OF_OTHERS}
+    if isinstance(biases := requested.get("logit_bias"), str):
         try:
-            asked["logit_bias"] = {int(token_id): float(bias) for token_id, bias in json.loads(biases).items()}
+            requested["logit_bias"] = {int(token_id): float(bias) for token_id, bias in json.loads(biases).items()}
         except (ValueError, TypeError, AttributeError):
             told = f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {biases!r}'
             raise ParameterError(told) from None
     top_k = max(0, params.top_k or 0)
     base = DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty)
-    return settings_asked(asked, base=base, offered=OFFERED)
+    return requested_settings(requested, base=base, available=AVAILABLE)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.constraints.constraint import RowConstraints
-from setblock.decoding.settings.asked import decided
+from setblock.decoding.settings.resolve import resolved
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined, open_state
 from setblock.decoding.state.state import BatchState, RequestParams
@@ -67,7 +67,7 @@ class BlockSlots:
         own = range(self.vocab_size)
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
-        settings = decided(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.sbd_config)
+        settings = resolved(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.sbd_config)
         params = RequestParams(
             settings=settings,
             block_size=settings.block_size or 1,
@@ -125,8 +125,8 @@ class BlockSlots:
         is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
         is_causal = plan.of(is_causal | self.sbd_config.causal_block)
         self.causal[torch.tensor(slots, device=self.device)[order]] = is_causal.to(self.causal.dtype)
-        asked = order.argsort()
-        return tokens[asked], count[asked]
+        requested = order.argsort()
+        return tokens[requested], count[requested]
 
     @torch.inference_mode()
     def inputs(self, slots: Sequence[int]) -> Tensor:

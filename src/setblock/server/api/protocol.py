@@ -15,7 +15,7 @@ from setblock.decoding.settings.setting import Setting
 from setblock.decoding.settings.table import MAX_LOGPROBS, MAX_STOP_STRINGS, RENAMED
 from setblock.section import Section
 from setblock.server.http.errors import unsupported
-from setblock.server.http.limits import MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED, OFFERED
+from setblock.server.http.limits import AVAILABLE, MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_CHARACTERS, MOST, MOST_LISTED
 
 MAX_TOOLS = 128
 _NO_FUNCTIONS = "use tools"
@@ -174,7 +174,7 @@ class Message(Section):
         return self.model_dump(exclude_none=True)
 
 
-_fields: Any = {called: _field(row) for called, row in OFFERED.items()}
+_fields: Any = {called: _field(row) for called, row in AVAILABLE.items()}
 _Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 

@@ -6,12 +6,12 @@ import re
 import secrets
 from typing import Any
 
-from setblock.decoding.settings.asked import settings_asked
+from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.server.api.protocol import ChatBody, DecodingBody, NamedTool
 from setblock.server.http.errors import ApiError, bad_request
-from setblock.server.http.limits import MOST, OFFERED
+from setblock.server.http.limits import AVAILABLE, MOST
 from setblock.structure.calls import CallForm, Calls
 from setblock.structure.kinds import WORDS, JsonSchema, Structure, close, structure_of
 
@@ -21,22 +21,22 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     hold the answer to `grammar`. Raise `ApiError` if a parameter is out of its range."""
     if body.method not in (None, default.method):  # whose operating point says nothing of another method's
         default = DecodingSettings()
-    asked: dict[str, Any] = {row.name: getattr(body, called) for called, row in OFFERED.items()}
-    asked |= {"max_new_tokens": _limit(body)[1], "logprobs": body.logprobs, "sampler_options": body.sampler_options}
+    requested: dict[str, Any] = {row.name: getattr(body, called) for called, row in AVAILABLE.items()}
+    requested |= {"max_new_tokens": _limit(body)[1], "logprobs": body.logprobs, "sampler_options": body.sampler_options}
     if isinstance(body, ChatBody):
         if body.top_logprobs is not None and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs to be true", param="top_logprobs")
-        asked["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    asked["seed"] = secrets.randbits(63) if asked["seed"] is None else asked["seed"]
-    structure = structure_asked(body)
+        requested["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    requested["seed"] = secrets.randbits(63) if requested["seed"] is None else requested["seed"]
+    structure = requested_structure(body)
     if structure is not None and grammar is not None:
         raise bad_request("response_format can't go together with tools that may be called", param="response_format")
-    asked["structure"] = structure or grammar
+    requested["structure"] = structure or grammar
     for name, most in MOST.items():
-        if asked[name] is not None and asked[name] > most:
-            raise bad_request(f"{name} must be between 1 and {most}, not {asked[name]}", param=name)
+        if requested[name] is not None and requested[name] > most:
+            raise bad_request(f"{name} must be between 1 and {most}, not {requested[name]}", param=name)
     try:
-        return settings_asked(asked, base=default)
+        return requested_settings(requested, base=default)
     except SetBlockError as error:
         raise told(error, body) from error
 
@@ -52,16 +52,16 @@ def _limit(body: DecodingBody) -> tuple[str, int | None]:
     return "max_completion_tokens", newer
 
 
-def structure_asked(body: DecodingBody) -> Structure | None:
+def requested_structure(body: DecodingBody) -> Structure | None:
     """Return the form that a body asks for, or raise `ApiError` if it is none, or there are two."""
     both = {"structured_outputs": body.structured_outputs, "response_format": _of_openai(body.response_format)}
-    given = [(name, asked) for name, asked in both.items() if asked is not None]
+    given = [(name, requested) for name, requested in both.items() if requested is not None]
     if not given:
         return None
-    (name, asked), *more = given
+    (name, requested), *more = given
     if more:
         raise bad_request("response_format and structured_outputs exclude each other: give one", param=name)
-    words = {key: value for key, value in asked.items() if value is not None}
+    words = {key: value for key, value in requested.items() if value is not None}
     if len(words) != 1 or next(iter(words)) not in WORDS:
         raise bad_request(f"{name} must have one of {', '.join(WORDS)}, not {', '.join(words) or 'none'}", param=name)
     try:
@@ -70,13 +70,13 @@ def structure_asked(body: DecodingBody) -> Structure | None:
         raise bad_request(f"{name}: {error}", param=name) from error
 
 
-def _of_openai(asked: dict[str, Any] | None) -> dict[str, Any] | None:
+def _of_openai(requested: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a `response_format` in the words of `structured_outputs`."""
-    if asked is None or asked == {"type": "text"}:
+    if requested is None or requested == {"type": "text"}:
         return None
-    if asked == {"type": "json_object"}:
+    if requested == {"type": "json_object"}:
         return {"json_object": True}
-    match asked:
+    match requested:
         case {"type": "json_schema", "json_schema": {"schema": dict() | bool() as schema}}:
             return {"json": schema}
     valid = "text, json_object, or json_schema with json_schema.schema"
@@ -116,7 +116,7 @@ def told(error: SetBlockError, body: DecodingBody) -> ApiError:
     if message.startswith("prompt has "):
         param = "messages" if isinstance(body, ChatBody) else "prompt"
         return bad_request(message, param=param, code="context_length_exceeded")
-    for name, row in OFFERED.items():
+    for name, row in AVAILABLE.items():
         message = message.replace(row.name, _limit(body)[0] if name == "max_tokens" else name)
     param = re.sub(r"^token ids of (the )?", "", message).partition(" ")[0].rstrip(":,")
     return bad_request(message, param=param if param in type(body).model_fields else None)

@@ -3,10 +3,10 @@ without it."""
 
 from dataclasses import dataclass, fields
 
-from setblock.decoding.settings.table import offered
+from setblock.decoding.settings.table import available
 from setblock.errors import ParameterError
 
-OFFERED = offered(
+AVAILABLE = available(
     # The engine feeds no branches, and its scheduler has a limit; the others have OpenAI's words
     but_not=("branches", "prefill_chunk", "structure", "logprobs"),
     names={"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},

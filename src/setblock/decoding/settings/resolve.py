@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from setblock.model.protocol.sbd_config import SBDModelConfig
 
 
-def settings_asked(
-    asked: Mapping[str, Any],
+def requested_settings(
+    requested: Mapping[str, Any],
     *,
     base: DecodingSettings | None = None,
-    offered: Collection[str] = tuple(SETTINGS),
+    available: Collection[str] = tuple(SETTINGS),
     told: str = "parameter",
 ) -> DecodingSettings:
     """Return the settings of `base` with what is asked for. Raise `ParameterError` if a name or a value is not valid.
@@ -35,9 +35,9 @@ def settings_asked(
     """
     if base is not None and not isinstance(base, DecodingSettings):
         raise ParameterError(f"settings must be DecodingSettings, not {base!r}")
-    given = {name: value for name, value in with_current_names(asked).items() if value is not None}
+    given = {name: value for name, value in with_current_names(requested).items() if value is not None}
     chosen, options = given.pop("sampler", None), dict(given.pop("sampler_options", {}))
-    values = {name: given.pop(name) for name in offered if name in given and name in SETTINGS}
+    values = {name: given.pop(name) for name in available if name in given and name in SETTINGS}
     settings = replace(base or DecodingSettings(), **values)
     hyperparameters, before = [*options, *given], {}
     if hasattr(chosen, "select"):
@@ -55,7 +55,7 @@ def settings_asked(
         if name in options:
             raise ParameterError(f"{name} is given more than once")
         if name not in HYPERPARAMETERS and name not in (own := parameters_of(chosen)):
-            known = list(dict.fromkeys([*offered, "sampler"]))
+            known = list(dict.fromkeys([*available, "sampler"]))
             raise ParameterError(
                 f"{told} {name!r} is not known{did_you_mean(name, [*known, *own])}; there are {', '.join(known)}, and of "
                 f"sampler {chosen} {', '.join(own) or 'none'}"
@@ -77,7 +77,7 @@ DEFAULT_BLOCK_SIZE = 16
 DRAFT_GAMMA = float("inf")  # a draft is the whole block: what is checked in vain costs no pass (docs/exact.md)
 
 
-def decided(
+def resolved(
     settings: DecodingSettings, sbd_config: "SBDModelConfig | None", *, has_draft_text: bool = False
 ) -> DecodingSettings:
     """Return the settings with those of the operating point decided: what is open follows from the model, and what has no
@@ -91,8 +91,8 @@ def decided(
         )
     prompt_lookup = prompt_lookup_for(sbd_config, settings, has_draft_text=has_draft_text)
     # Copies may be longer than the blocks that were trained, where how much is fed of either is decided pass by pass
-    is_decided = method == "exact" and settings.drafts == "adaptive" and prompt_lookup > 0
-    trained = () if sbd_config is None or is_decided else sbd_config.block_sizes
+    is_resolved = method == "exact" and settings.drafts == "adaptive" and prompt_lookup > 0
+    trained = () if sbd_config is None or is_resolved else sbd_config.block_sizes
     found: dict[str, Any] = {
         "sampler": sampler_for(settings),
         "block_size": settings.block_size or usual_block_size(trained),
