@@ -16,17 +16,17 @@ from setblock.model.sbd_model import SBDModel
 
 
 def test_answers_all_and_takes_no_more_than_it_needs(sbd: SBDModel, texts: list[list[int]]) -> None:
-    taken, done = [], {}
+    select, done = [], {}
 
     def requests() -> Iterator[Request]:
         for n in range(20):
-            taken.append(n)
+            select.append(n)
             settings = DecodingSettings(method="sbd", max_new_tokens=1 + n % 7, sampler=EntropyBounded(4.0))
             yield Request(str(n), texts[n % 3], settings)
 
     engine = Engine(sbd, EngineLimits(max_num_seqs=3))
     for name, generation in answered(engine, requests()):
-        assert len(taken) - len(done) <= 3 + 1
+        assert len(select) - len(done) <= 3 + 1
         done[name] = generation
     assert list(done) != sorted(done, key=int)  # as they are finished, the short ones first
     assert done.keys() == {str(n) for n in range(20)}

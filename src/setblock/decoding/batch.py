@@ -88,15 +88,15 @@ class Batch:
             started=joined_list([part.started for part in parts], rows),
         )
 
-    def taken(self, rows: Sequence[int]) -> "Batch":
+    def select(self, rows: Sequence[int]) -> "Batch":
         """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
-        taken = Batch.joined([self], rows)
-        taken.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
-        taken.is_resolved = self.is_resolved
-        return taken
+        select = Batch.joined([self], rows)
+        select.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
+        select.is_resolved = self.is_resolved
+        return select
 
     @torch.inference_mode()
-    def filled_up(self, size: int) -> "Batch":
+    def padded_to(self, size: int) -> "Batch":
         """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
         rest = Batch.joined([self], [0] * (size - self.state.batch))
         rest.policy.constraints = BatchConstraints([RowConstraints(()) for _ in rest.texts])

@@ -46,7 +46,7 @@ def static_batch(
     branched = max(each.branches * each.block_size for each in rows.state.params.rows)
     runner = model.runner(rows=count, capacity=longest, branched=branched)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
-        rows = rows.filled_up(size)
+        rows = rows.padded_to(size)
         runner = model.runner(rows=size, capacity=longest)
     return StaticBatch(**vars(rows), runner=runner)
 

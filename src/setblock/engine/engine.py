@@ -161,7 +161,7 @@ class Engine:
         staying = [row for row in range(len(self._running)) if row not in set(rows)]
         self._running = [self._running[row] for row in staying]
         if staying:
-            self._batch = self._batch.taken(staying)
+            self._batch = self._batch.select(staying)
         else:  # nothing is held for those who have gone
             del self._batch
             self._place()
@@ -196,7 +196,7 @@ class Engine:
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
         sequence, scheduled = self._running[row], self._batch.whole_schedules(self._runner)[row]
-        sequence.rows = self._batch.taken([row])
+        sequence.rows = self._batch.select([row])
         sequence.rows.state.preempt()
         params, sequence.prompt_end = sequence.rows.state.params.rows[0], max(sequence.prompt_end, scheduled.start)
         sequence.block_end = min(scheduled.block_start + params.block_size, params.limit)

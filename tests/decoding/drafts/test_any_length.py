@@ -174,6 +174,6 @@ def test_rows_that_are_taken_have_chosen_once(
     batch = static_batch(sbd, prompts[:2], [replace(SETTINGS[0], max_new_tokens=60)] * 2)
     for _ in batch.steps():
         schedules, count = batch.schedules(batch.runner), len(lengths.seen)
-        assert batch.taken([1]).schedules(batch.runner) == schedules[1:]
+        assert batch.select([1]).schedules(batch.runner) == schedules[1:]
         assert len(lengths.seen) == count
     assert lengths.seen

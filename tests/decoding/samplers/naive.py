@@ -128,12 +128,12 @@ def distance_penalty(row: Row, threshold: float, penalty: float) -> set[int]:
 
 
 def spaced(row: Row, gamma: float, gap: int) -> set[int]:
-    taken: set[int] = set()
+    select: set[int] = set()
     wanted = entropy_bounded(row, gamma, "entropy")
     for i in row.careful.ordered(wanted, row.entropy):
-        if all(abs(i - other) >= gap for other in taken):
-            taken.add(i)
-    return taken
+        if all(abs(i - other) >= gap for other in select):
+            select.add(i)
+    return select
 
 
 def dilated(row: Row, stride: int) -> set[int]:

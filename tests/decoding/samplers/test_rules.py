@@ -123,7 +123,7 @@ def test_adaptive_confidence_follows_the_block() -> None:
         [0.3, 0.79, 0.3, 0.82, 0.81],  # the mean of 0.7 and 0.9
         [0.3, 0.4, 0.3, 0.3, 0.3],  # there is but one left
     ):
-        left = [i for i in range(5) if all(i not in taken for taken in found)]
+        left = [i for i in range(5) if all(i not in select for select in found)]
         selection = sampler.select(block(confidences, candidates=left, memory=memory))
         found.append(selection.reveal[0].nonzero()[:, 0].tolist())
         memory = dict(selection.memory)

@@ -92,7 +92,7 @@ def constrained_block(
         here = here.masked_fill(~allowed[:, None].to(logits.device), -torch.inf)
         logits[index, columns] = here
         best, positions = most_likely(here), block.positions[index, columns]
-        chosen = choose_tokens(here, draws.taken(index), positions=positions, best=best.token_ids)
+        chosen = choose_tokens(here, draws.select(index), positions=positions, best=best.token_ids)
         is_open = best.logits[:, 0].isfinite().tolist()
         is_forced = (allowed.sum(dim=1) == 1).tolist()
         for place, (row, token_id) in enumerate(zip(asking, chosen[:, 0].tolist(), strict=True)):

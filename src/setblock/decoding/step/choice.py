@@ -136,10 +136,10 @@ class Draws(NamedTuple):
     seeds: Tensor  # [B] int64
     is_greedy: bool  # whether all temperatures are 0
 
-    def taken(self, rows: Tensor) -> "Draws":
+    def select(self, rows: Tensor) -> "Draws":
         """Return the draws of `rows` [n] only."""
-        taken: dict[str, Any] = {name: each[rows] for name, each in self._asdict().items() if isinstance(each, Tensor)}
-        return self._replace(**taken)
+        select: dict[str, Any] = {name: each[rows] for name, each in self._asdict().items() if isinstance(each, Tensor)}
+        return self._replace(**select)
 
 
 def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
