@@ -105,8 +105,8 @@ def ntp_losses(model: SBDModel, documents: Sequence[Document]) -> list[float]:
         ids[row, : len(tokens)] = tokens
         targets[row, : len(tokens)] = tokens.masked_fill(~carries, -100)
     logits = model.model(input_ids=ids.to(model.device), use_cache=False).logits[:, :-1].float()  # [B, L - 1, V]
-    if model.facts is not None:
-        logits[..., model.facts.mask_token_id] = -torch.inf  # as decoding has it: never an answer
+    if model.sbd_config is not None:
+        logits[..., model.sbd_config.mask_token_id] = -torch.inf  # as decoding has it: never an answer
     wanted = targets[:, 1:].to(model.device)
     losses = F.cross_entropy(logits.transpose(1, 2), wanted, ignore_index=-100, reduction="none")  # [B, L - 1]
     means: list[float] = (losses.sum(dim=1) / (wanted != -100).sum(dim=1)).tolist()

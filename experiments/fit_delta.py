@@ -69,10 +69,10 @@ def main() -> None:
     recipe, args = load_recipe(options.recipe, overrides=dict(map(parse_override, options.set)))
     keep_freed_memory(for_training=True)
     sbd = prepared_model(recipe, args)
-    assert sbd.facts is not None  # the recipe trains for blocks
+    assert sbd.sbd_config is not None  # the recipe trains for blocks
     rows = recipe_rows(recipe, sbd)
     start = load_file(Path(resolved(options.base)) / "model.safetensors")
-    facts = sbd.facts.to_json()
+    facts = sbd.sbd_config.to_json()
     stored = None if options.stored is None else load_file(options.stored / DELTA_FILE)
     rows_kept = rows_of_facts(facts, start)
     changes = hold_changes(sbd.model, start, form=FORM, forms=FORMS, rows=rows_kept, stored=stored)

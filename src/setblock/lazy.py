@@ -8,8 +8,8 @@ from typing import Any
 
 
 def lazily(package: str, available: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a `package`, its `__name__`, whose names live in its modules. `available` has
-    the names by module, with spaces between them."""
+    """Return the `__getattr__` and the `__dir__` of a `package`, its `__name__`, whose names live in its modules. `available`
+    has the names by module, with spaces between them."""
     homes = {name: f"{package}.{module}" for module, names in available.items() for name in names.split()}
 
     def get(name: str) -> Any:

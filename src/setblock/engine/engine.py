@@ -138,8 +138,8 @@ class Engine:
         self._running += joining
 
     def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
-        """Give a sequence pages for its prompt and a block, those that hold the beginning of it already among them. False if fewer
-        than `left_over` would remain, for others to grow: asking costs nothing on the device."""
+        """Give a sequence pages for its prompt and a block, those that hold the beginning of it already among them. Return False
+        if fewer than `left_over` would remain, for others to grow. Costs nothing on the device."""
         # The output of a prompt's last token is needed, so that one is always fed.
         pool, is_new = self._pool, not sequence.prefilled
         known = sequence.token_ids[: sequence.prompt_end - is_new] if self._runner.shares_pages else []

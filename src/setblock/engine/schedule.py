@@ -14,8 +14,8 @@ from setblock.model.protocol.runtime import RowSchedule
 
 def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[int]) -> list[RowSchedule]:
     """Return what each request is fed, nothing where it has to wait. At least one is fed, and at most `budget` tokens are,
-    unless a single block is larger than its share. `schedules` are what a full next pass feeds each request, and `served` is the
-    number of the pass that last fed it."""
+    unless a single block is larger than its share. `schedules` are what a full next pass feeds each request, and `served` is
+    the number of the pass that last fed it."""
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
     prompts = [index for index in by_turn if schedules[index].is_prefill]

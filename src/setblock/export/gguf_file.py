@@ -30,8 +30,8 @@ WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0
 
 
 def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> None:
-    """Write a model, its tokenizer and its SBD config. The file appears once it is whole. Raise `SetBlockError` if the model has
-    an adapter or is quantised, llama.cpp does not know its family or its tokenizer, or the file can't be written."""
+    """Write a model, its tokenizer and its SBD config. The file appears once it is whole. Raise `SetBlockError` if the model
+    has an adapter or is quantised, llama.cpp does not know its family or its tokenizer, or the file can't be written."""
     if sbd.gate is not None:
         raise SetBlockError(
             "a model with an adapter on its future block can't be exported: llama.cpp has no place for it; "
@@ -39,8 +39,8 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
         )
     if sbd.sbd_config is not None and sbd.sbd_config.special_form:
         raise SetBlockError(
-            f"a model with {sbd.sbd_config.special_form} can't be exported: llama.cpp's blocks are not so; --runtime transformers "
-            "decodes the checkpoint"
+            f"a model with {sbd.sbd_config.special_form} can't be exported: llama.cpp's blocks are not so; "
+            "--runtime transformers decodes the checkpoint"
         )
     if sbd.quantization is not None or sbd.prepacked:
         raise SetBlockError(

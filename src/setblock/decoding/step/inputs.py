@@ -31,8 +31,8 @@ def next_schedules(state: BatchState, *, fuses_commit: bool) -> list[RowSchedule
 
 
 def schedule_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
-    """Return [B, 6] int64, the numbers from which `schedule_of` makes each row's span; or [B, 6 + 2 k] where drafts vary in length:
-    `with_drafts`, the kinds of k drafted tokens, that of a copy in the first one's place, and the tokens."""
+    """Return [B, 6] int64, the numbers from which `schedule_of` makes each row's schedule. Where drafts vary in length, it is
+    [B, 6 + 2 k] `with_drafts`: behind these the kinds of k drafted tokens, a copy's in the first one's place, and the tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
@@ -123,8 +123,8 @@ def plan_pass(
     whole_blocks: bool = False,
 ) -> PassPlan:
     """Return the plan of a runner's pass over `schedules`, at least one of which feeds something. Does not wait for the device.
-    `is_ahead`: whether the spans are bounds, as `schedules_ahead` gives them. `whole_blocks`: whether all places of a block may be
-    filled, whatever is fed."""
+    `is_ahead`: whether the schedules are bounds, as `schedules_ahead` gives them. `whole_blocks`: whether all places of a block
+    may be filled, whatever is fed."""
     fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
     queries = max(scheduled.tokens for scheduled in schedules)
     pairs = zip(schedules, state.params.rows, strict=True)
