@@ -16,7 +16,7 @@ from deltas.trained import TrainedChange
 from setblock.errors import SetBlockError
 from setblock.files import FACTS_FILE
 from setblock.model.loading.named import BASE_KEY, DELTA_FILE, resolved
-from setblock.model.protocol.facts import CONFIG_KEY
+from setblock.model.protocol.sbd_config import CONFIG_KEY
 
 FORM, FORMS = Form(92, bits=3), {"embed_tokens": Form(16, bits=8)}
 """Of a delta's factors. The change of the embeddings has a lower rank than that of other matrices. Rounding harms it more."""

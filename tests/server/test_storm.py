@@ -77,7 +77,8 @@ def kept(live: Live) -> tuple[int, ...]:
     """What a request takes of the process, in counts."""
     worker, state = live.serving.worker, live.server.server_state
     return (
-        live.serving.admission.active, len(worker._outputs), len(worker._engine._sequences), len(state.connections), len(state.tasks),
+        live.serving.admission.active, len(worker._outputs), len(worker._engine._sequences),
+        len(state.connections), len(state.tasks),
         threading.active_count(), len(os.listdir("/dev/fd")),
     )  # fmt: skip
 

@@ -138,7 +138,7 @@ class Engine:
         self._running += joining
 
     def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
-        """Give a sequence pages for its prompt and a block, those that hold the beginning of it already among them. Return False
+        """Give a sequence pages for its prompt and a block, also those that hold its beginning already. Return False
         if fewer than `left_over` would remain, for others to grow. Costs nothing on the device."""
         # The output of a prompt's last token is needed, so that one is always fed.
         pool, is_new = self._pool, not sequence.prefilled

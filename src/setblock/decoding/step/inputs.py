@@ -32,7 +32,7 @@ def next_schedules(state: BatchState, *, fuses_commit: bool) -> list[RowSchedule
 
 def schedule_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
     """Return [B, 6] int64, the numbers from which `schedule_of` makes each row's schedule. Where drafts vary in length, it is
-    [B, 6 + 2 k] `with_drafts`: behind these the kinds of k drafted tokens, a copy's in the first one's place, and the tokens."""
+    [B, 6 + 2 k] `with_drafts`: then the kinds of k drafted tokens, a copy's in the first one's place, and the tokens."""
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
