@@ -1,7 +1,4 @@
-"""Describe what a device is to a host that drives it, and read values of it late.
-
-Knows PyTorch's devices. Knows nothing of what is computed on them.
-"""
+"""Device utilities: checks, copies to the host that don't wait, and the time of passes."""
 
 import time
 from collections import deque
@@ -15,30 +12,30 @@ from setblock.errors import SetBlockError
 
 
 def waits(device: torch.device) -> bool:
-    """Return whether a host that reads a value has to wait for the device. On a CPU it reads what is there already."""
+    """Return whether the host has to wait for the device to read a value. On a CPU it never does."""
     return device.type != "cpu"
 
 
 def check(device: torch.device) -> None:
-    """Raise `SetBlockError` for a device that this package was never run on."""
+    """Raise `SetBlockError` for a type of device on which this package was never run."""
     if device.type not in ("cpu", "cuda", "meta"):
         raise SetBlockError(f"device must be cpu or cuda (cuda:1, ...), not {str(device)!r}: no other was tried")
 
 
 def current(device: torch.device) -> AbstractContextManager[None]:
-    """Make a device PyTorch's current one for a while: events are recorded on it, and some kernels run on it, whatever the
+    """While active, make a device PyTorch's current one: events are recorded on it, and some kernels run on it whatever the
     device of their tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class HostCopy:
-    """Copy tables to the host, beginning at once, in one copy. Whoever reads it when the device has since been given a further
-    pass does not make the device wait: that pass is running while the host reads."""
+    """A copy of several tables to the host, started at once, as one transfer. If it is read after a further pass was launched,
+    the device does not idle: that pass runs while the host reads."""
 
     def __init__(self, *tables: Tensor) -> None:
-        """Begin to copy `tables` [B, n], each of bool, int64 or float32, which nobody may change in place."""
+        """Start to copy `tables` [B, n], each bool, int64 or float32. They must not be changed in place afterwards."""
         self._tables = [(each.shape[1], each.is_floating_point()) for each in tables]
-        # What is float32 travels as whole numbers of the same bits
+        # float32 is sent as integers with the same bits
         whole = [each.view(torch.int32) if each.is_floating_point() else each for each in tables]
         values = torch.cat(whole, dim=1) if len(whole) > 1 else whole[0]  # int64
         self._values, self._arrived = values, None
@@ -50,7 +47,7 @@ class HostCopy:
                 self._arrived.record()
 
     def read(self) -> list[list[list[Any]]]:
-        """Return each table's rows, as soon as they have arrived: integers, 0 and 1 of what was bool, or floats."""
+        """Wait for the copy and return each table's rows: integers (0 and 1 for bool) or floats."""
         if self._arrived is not None:
             self._arrived.synchronize()
         parts = torch.split(self._values, [width for width, _ in self._tables], dim=1)
@@ -59,22 +56,22 @@ class HostCopy:
 
 
 class PassClock:
-    """Time passes: on a CPU by a clock, on other devices by events that the device records between its operations. These are
-    read when they have been recorded, a pass or more later, so that nothing waits."""
+    """A clock for passes. On a CPU it reads the host's clock; on other devices it records events, which are read once they are
+    complete, a pass or more later, so that nothing waits."""
 
     def __init__(self) -> None:
-        """Begin with nothing timed."""
+        """Make a clock without any timed passes."""
         self._started: float = 0.0
         self._event: torch.Event | None = None
         self._pending: deque[tuple[torch.Event, torch.Event, Any]] = deque()
 
     def start(self, device: torch.device) -> None:
-        """Begin to time a pass."""
+        """Start to time a pass."""
         self._event = None if device.type == "cpu" else _recorded(device)
         self._started = time.perf_counter()
 
     def stop(self, device: torch.device, what: Any) -> list[tuple[Any, float]]:
-        """End it. Return the passes whose time is known now: `what` they were, and their seconds."""
+        """End the pass, labelled `what`. Return the label and the seconds of each pass whose time is known by now."""
         if self._event is None:
             return [(what, time.perf_counter() - self._started)]
         self._pending.append((self._event, _recorded(device), what))

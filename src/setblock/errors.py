@@ -1,4 +1,4 @@
-"""Define the exception for a user's mistake, and the base class of the library's warnings."""
+"""The exceptions for a user's mistakes, the base class of the library's warnings, and checks of arguments."""
 
 import difflib
 import json
@@ -16,20 +16,20 @@ from urllib.request import url2pathname
 
 
 class SetBlockError(ValueError):
-    """Report a user's mistake. Its message is one line that names the value and the valid range. The command line
-    prints it without a traceback."""
+    """A user's mistake. The message is one line that names the value and the valid range. The command line prints it without a
+    traceback."""
 
 
 class ParameterError(SetBlockError):
-    """Report a parameter that is out of its range. The command line exits with code 2, as for any wrong usage."""
+    """A parameter that is out of its range. The command line exits with code 2, as for any wrong usage."""
 
 
 class SetBlockWarning(UserWarning):
-    """Warn about something that is allowed. Its message is one line."""
+    """A warning about something questionable but allowed. The message is one line."""
 
 
 def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> None:
-    """Warn in the name of the line that called this package."""
+    """Warn, with the line that called this package as the source of the warning."""
     frame, level = sys._getframe(), 1
     while frame.f_globals["__name__"].partition(".")[0] in ("setblock", "torch") and frame.f_back is not None:
         frame, level = frame.f_back, level + 1
@@ -38,8 +38,8 @@ def warn(message: str, category: type[SetBlockWarning] = SetBlockWarning) -> Non
 
 @contextmanager
 def prefixed(prefix: str, kinds: type[Exception] | tuple[type[Exception], ...] = SetBlockError) -> Iterator[None]:
-    """Put what it is about, such as a model or the line of a file, before the message of a `SetBlockError` that is raised while
-    active. Errors of other `kinds`, another library's, become one in the same way."""
+    """While active, put a prefix (such as a model, or the line of a file) before the message of a `SetBlockError`. Errors of
+    other `kinds`, from other libraries, become a `SetBlockError` in the same way."""
     try:
         yield
     except kinds as error:
@@ -48,8 +48,8 @@ def prefixed(prefix: str, kinds: type[Exception] | tuple[type[Exception], ...] =
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the known word that is nearest to an unknown one, as part of a message. It is empty if none is near; how near
-    one must be, in 0..1, is the `cutoff`, as in `difflib`."""
+    """Return the known word that is nearest to an unknown one, as part of a message; empty if none is near. `cutoff`, in 0..1,
+    is the least similarity, as in `difflib`."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -60,7 +60,7 @@ def one_line(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, cut where it is long."""
+    """Return a value as text for a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -89,7 +89,7 @@ _WITHOUT_VALUE = ("too_long", "too_short", "unexpected_keyword_argument", "missi
 
 
 def fault_of(name: str, problem: Mapping[str, Any]) -> str:
-    """Return what pydantic found wrong with a value, one of its `errors()`, in plain words; `name` is the value's."""
+    """Return pydantic's finding about a value, one of its `errors()`, in plain words; `name` is the value's name."""
     kind = problem["type"]
     context = {key: f"{each:g}" if isinstance(each, float) else each for key, each in problem.get("ctx", {}).items()}
     if kind in ("too_long", "too_short"):
@@ -99,15 +99,15 @@ def fault_of(name: str, problem: Mapping[str, Any]) -> str:
     if kind == "literal_error" and " or " not in context["expected"]:
         return f"{name} must be {context['expected']}, not {shown(problem['input'])}"
     said = problem["msg"].removeprefix("Value error, ")
-    told = _VALID.get(kind, "").format(**context) or re.sub(r"^(\w+ should|must) ", "", said)
-    if told == said:
+    requirement = _VALID.get(kind, "").format(**context) or re.sub(r"^(\w+ should|must) ", "", said)
+    if requirement == said:
         return f"{name}: {said}"
-    return f"{name} must {told}" + ("" if kind in _WITHOUT_VALUE else f", not {shown(problem['input'])}")
+    return f"{name} must {requirement}" + ("" if kind in _WITHOUT_VALUE else f", not {shown(problem['input'])}")
 
 
 def converted(name: str, value: object, kind: Any) -> Any:
-    """Return a value as one of a type; a number may be text. Raise `ParameterError` if it can't be; `name` is the value's."""
-    from pydantic import TypeAdapter, ValidationError  # a tenth of a second, which --help has no use for
+    """Return a value converted to a type; a number may be text. Raise `ParameterError`, with its `name`, if that fails."""
+    from pydantic import TypeAdapter, ValidationError  # takes a tenth of a second, which `--help` need not spend
 
     try:
         return TypeAdapter(kind).validate_python(value)
@@ -116,20 +116,20 @@ def converted(name: str, value: object, kind: Any) -> Any:
 
 
 def check_one_of(name: str, value: object, known: Iterable[str]) -> None:
-    """Raise `ParameterError` if a value is none of those that are known."""
+    """Raise `ParameterError` if a value is not one of `known`."""
     if value not in (known := list(known)):
         raise ParameterError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
 def check_at_least(least: float, **values: float | None) -> None:
-    """Raise `ParameterError` if one of the values, each under its name, is smaller."""
+    """Raise `ParameterError` if one of the values, given by name, is less than `least`."""
     for name, value in values.items():
         if value is not None and value < least:
             raise ParameterError(f"{name} must be at least {least}, not {value}")
 
 
 MOST_CHARACTERS = 10_000_000
-"""Of a text that is tokenised: a tokenizer takes seconds for a million, and ends the process over many more."""
+"""The most characters of a text to tokenise: a tokenizer takes seconds for a million, and ends the process over many more."""
 
 
 def check_length(name: str, text: str) -> None:
@@ -139,17 +139,17 @@ def check_length(name: str, text: str) -> None:
 
 
 def check_installed(what: str, *packages: str, extra: str = "train") -> None:
-    """Raise `SetBlockError` if a package that something needs, one of an extra, is not installed."""
+    """Raise `SetBlockError` if one of the `packages` of an extra, which `what` needs, is not installed."""
     if missing := [each for each in packages if find_spec(each) is None]:
         raise SetBlockError(f"{what} needs {' and '.join(missing)}: {install_command(extra)}")
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds the packages of an extra to this installation: from where pip had the package, a clone,
-    an archive or a repository (PEP 610 records that), else from the package index."""
+    """Return the command that adds an extra's packages to this installation. The source is that of the installation (a clone,
+    an archive or a repository, as PEP 610 records it), else the package index."""
     try:
         recorded = distribution("setblock").read_text("direct_url.json")
-    except PackageNotFoundError:  # as with a source tree on Python's path
+    except PackageNotFoundError:  # for example, a source tree on Python's path
         recorded = None
     origin = json.loads(recorded or "{}")
     url, name = urlsplit(origin.get("url", "")), f"setblock[{extra}]"

@@ -1,6 +1,6 @@
-"""Read and write text files: refused in one line, written whole or not at all, and by one process at a time.
+"""Reading and writing of files: errors of one line, files written completely or not at all, and by one process at a time.
 
-Knows files, where the package's own are, and how two records differ. Knows nothing of what they mean.
+The module also has the folder of the package's own files, the comparison of two records, and the import of a user's file.
 """
 
 import errno
@@ -21,21 +21,21 @@ from filelock import FileLock, Timeout
 from setblock.errors import ParameterError, SetBlockError, one_line
 
 ASSETS = Path(__file__).parent / "assets"
-"""Folder of what comes with the package: the bundled model, and what named models add."""
+"""Folder of the files that come with the package: the bundled model, and additions of named models."""
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the errors that say that a disk, or what one may have of it, is full."""
+"""Numbers of the errors for a full disk or an exhausted quota."""
 
 LOCK = ".lock"
-"""Name of the hidden file in a folder that one process at a time may write to."""
+"""Name of the hidden lock file in a folder that one process at a time may write to."""
 
 FACTS_FILE = "facts.json"
-"""In a folder with a delta or an adapter: how the checkpoint that it makes is decoded."""
+"""Name of the file with the SBD config in a folder with a delta or an adapter."""
 
 
 def read_text(path: Path, *, what: str = "") -> str:
-    """Return the text of a file, without a byte order mark, or raise `SetBlockError` if it can't be read, or is not valid
-    UTF-8. The message says `what` is in it."""
+    """Return the text of a file, without a byte order mark. Raise `SetBlockError`, naming `what` it contains, if it can't be
+    read or is not valid UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -46,7 +46,7 @@ def read_text(path: Path, *, what: str = "") -> str:
 
 @contextmanager
 def writing(path: Path, *, what: str = "") -> Iterator[None]:
-    """Raise `SetBlockError` where a file or a folder can't be written while active. The message says `what` is in it."""
+    """While active, raise `SetBlockError`, naming `what` it contains, if a file or a folder can't be written."""
     try:
         yield
     except OSError as error:
@@ -56,18 +56,18 @@ def writing(path: Path, *, what: str = "") -> Iterator[None]:
 def _reason(error: OSError) -> str:
     if error.strerror is not None:
         return error.strerror
-    if isinstance(error, shutil.Error):  # of many files
+    if isinstance(error, shutil.Error):  # contains the errors of many files
         return str(error.args[0][0][-1])
-    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # of NumPy
+    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # NumPy's message
         return "only a part could be written, is the disk full?"
     return one_line(error)
 
 
 @contextmanager
 def only_writer(path: Path, *, advice: str = "wait for it, or name another file") -> Iterator[None]:
-    """Hold the lock of a file, or of a folder that exists, while active: that of a hidden file next to the one or in the other,
-    which stays. Raise `SetBlockError` with the `advice` at once if another process holds it. A process that ends, however it
-    ends, holds none."""
+    """While active, hold the lock of a file or of an existing folder: a hidden file next to the file or in the folder, which
+    stays. Raise `SetBlockError` with the `advice` at once if another process holds it. A process that ends in any way releases
+    its lock."""
     lock = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
     with writing(path):
         try:
@@ -80,7 +80,7 @@ def only_writer(path: Path, *, advice: str = "wait for it, or name another file"
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Give where to make a folder, which becomes `folder` once it is whole, or raise `SetBlockError` if it can't be written."""
+    """Yield a temporary folder, which becomes `folder` once it is complete. Raise `SetBlockError` if it can't be written."""
     with writing(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         whole = Path(temporary) / folder.name
         yield whole
@@ -88,7 +88,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, which appears or changes once it is whole. One that is there keeps its mode. Raise `SetBlockError` if it
+    """Write a file, which appears or changes once it is complete. An existing file keeps its mode. Raise `SetBlockError` if it
     can't be written."""
     temporary = path.with_name(f".{path.name}.writing")
     with writing(path):
@@ -112,17 +112,17 @@ def differences(recorded: Any, wanted: Any, key: str = "") -> Iterator[tuple[str
 
 
 def module_of(path: Path) -> ModuleType:
-    """Run a Python file, or a package's `__init__.py`, that a user names, and return its module. It may import other files of
-    its folder; what is installed comes before them. Raise `ParameterError` if there is no such file, or its code fails."""
+    """Run a user's Python file, or a package's `__init__.py`, and return its module. It may import other files of its folder;
+    installed packages take precedence. Raise `ParameterError` if the file does not exist or its code fails."""
     if not path.is_file():
         raise ParameterError(f"there is no file {path}")
     is_package = path.name == "__init__.py"
-    # Its path is in its name, so that two files of one name are two modules
+    # The module's name contains the path, so that two files of one name are two modules
     name = f"setblock_file_{abs(hash(path.resolve()))}"
     spec = spec_from_file_location(name, path, submodule_search_locations=[str(path.parent)] if is_package else None)
     assert spec is not None
     assert spec.loader is not None
-    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up there
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look up their module there
     if not is_package and str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
     try:

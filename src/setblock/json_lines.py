@@ -1,7 +1,4 @@
-"""Read JSON, and files of JSON lines: those that a run adds to, and a later one continues.
-
-Knows lines, which of them were written to their end, and locks. Knows nothing of what they mean.
-"""
+"""JSON, and files of JSON lines that one run adds to and a later run continues."""
 
 import json
 import math
@@ -15,11 +12,12 @@ from setblock.errors import SetBlockError, prefixed
 from setblock.files import differences, only_writer, write_whole, writing
 
 MOST_NESTED = 100
-"""Levels of objects and lists in a JSON value. Deeper ones would exhaust the stack of what reads, compares or renders them."""
+"""The most levels of objects and lists in a JSON value. Deeper ones would exhaust the stack of code that reads, compares or
+renders them."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text, or raise `ValueError` if it is none, or is nested deeper than `MOST_NESTED`."""
+    """Return the value of a JSON text. Raise `ValueError` if it is not JSON, or is nested deeper than `MOST_NESTED`."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -34,7 +32,7 @@ _TOO_DEEP = f"it is nested deeper than {MOST_NESTED} levels"
 
 
 def _depth(value: Any) -> int:
-    """Return how many objects and lists are inside each other, without recursion."""
+    """Return the depth of nested objects and lists, without recursion."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1
@@ -43,9 +41,9 @@ def _depth(value: Any) -> int:
 
 
 def json_line(value: Any) -> str:
-    """Return a value as a line. JSON has no infinity: an infinite number is the string `inf`, as it is typed."""
+    """Return a value as a line. JSON has no infinity: an infinite number becomes the string `inf`, as users type it."""
     text = json.dumps(_without_infinity(value), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode() + "\n"  # half of a UTF-16 pair is escaped, as JSON does it
+    return text.encode("utf-8", "backslashreplace").decode() + "\n"  # half of a UTF-16 pair is escaped, as in JSON
 
 
 def _without_infinity(value: Any) -> Any:
@@ -57,8 +55,8 @@ def _without_infinity(value: Any) -> Any:
 
 
 def read_lines(path: Path, content: bytes, *, what: str) -> tuple[list[Any], int]:
-    """Return the values of the lines in a file's `content`, and how many bytes are whole lines. A last line without its line
-    break counts if it is whole. Raise `SetBlockError` if another line is not JSON; its message says `what` a line should be."""
+    """Return the values of the lines in a file's `content`, and the number of bytes of complete lines. A last line without a
+    line break counts if it is complete. Raise `SetBlockError`, naming `what` a line should be, if another line is not JSON."""
     whole = content.rfind(b"\n") + 1
     values = []
     for number, line in enumerate(content[:whole].splitlines(), start=1):
@@ -76,12 +74,12 @@ class LinesFile:
 
     Attributes:
         path: its path.
-        values: of the lines that it held as it was opened.
+        values: the values of the lines that it had when it was opened.
     """
 
     def __init__(self, path: Path, *, what: str) -> None:
-        """Open the file, or make it. Raise `SetBlockError` at once if another process writes to it; if it can't be written; or
-        as `read_lines` does. What an interruption left of a last line is cut off with the first line that is added."""
+        """Open the file, or make it. Raise `SetBlockError` at once if another process writes to it, if it can't be written, or
+        as `read_lines` does. An incomplete last line, left by an interruption, is removed when the first line is added."""
         self.path = path
         with ExitStack() as opened:
             with writing(path):
@@ -95,7 +93,7 @@ class LinesFile:
             self._opened = opened.pop_all()
 
     def add(self, value: Mapping[str, Any]) -> None:
-        """Write a line. It is on the disk, or it is not, whenever the program ends. Raise `SetBlockError` if that fails."""
+        """Write a line and sync it to the disk. Raise `SetBlockError` if that fails."""
         line = json_line(value).encode()
         with writing(self.path):
             if self._is_torn:
@@ -108,7 +106,7 @@ class LinesFile:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let other processes write to it. A file that nothing was written to is deleted."""
+        """Close the file and let other processes write to it. A file without any lines is deleted."""
         with self._opened:
             if self._file.seek(0, os.SEEK_END) == 0:
                 self.path.unlink(missing_ok=True)
@@ -124,11 +122,11 @@ _PART = "a line of such a file"
 
 
 class PartFile:
-    """Collect lines for a file, which appears once all are there. Until then they are in PATH.part, behind a line that says how
-    they are made."""
+    """The lines of a file that appears once all are written. Until then they are in PATH.part, after a first line that records
+    how they are made."""
 
     def __init__(self, path: Path) -> None:
-        """Open the part. Raise `SetBlockError` if the whole file exists, or as `LinesFile` does."""
+        """Open the part. Raise `SetBlockError` if the complete file exists, or as `LinesFile` does."""
         self.path = path
         self._refuse_existing()  # before anything is made
         self._part = LinesFile(path.with_name(f"{path.name}.part"), what=_PART)
@@ -143,8 +141,8 @@ class PartFile:
             raise SetBlockError(f"{self.path} exists already: name another file, or move it away")
 
     def begin(self, made: Mapping[str, Any]) -> list[Any]:
-        """Return the values of the lines that an earlier run left. Raise `SetBlockError`, which names what differs, if they
-        were `made` otherwise."""
+        """Return the values of the lines that an earlier run left. Raise `SetBlockError`, naming the differences, if they were
+        not `made` in the same way."""
         header = json.loads(json_line({"made": made}))
         if not self._part.values:
             self._part.add(header)
@@ -153,8 +151,8 @@ class PartFile:
         if found != header:
             before = found.get("made") if isinstance(found, dict) else None
             names = {each.partition(".")[0] for each, *_ in differences(before, header["made"])} - {""}
-            told = ", ".join(sorted(names)) or "settings"
-            raise SetBlockError(f"{self._part.path} was made with other {told}: delete it to start again")
+            changed = ", ".join(sorted(names)) or "settings"
+            raise SetBlockError(f"{self._part.path} was made with other {changed}: delete it to start again")
         return values
 
     def add(self, value: Mapping[str, Any]) -> None:
@@ -162,7 +160,7 @@ class PartFile:
         self._part.add(value)
 
     def finish(self, arranged: Callable[[list[Any]], Iterable[Any]]) -> None:
-        """Write the whole file, with the values of all lines as `arranged` gives them, and delete the part. Raise
+        """Write the complete file, with the values of all lines as arranged by `arranged`, and delete the part. Raise
         `SetBlockError` if that fails."""
         _, *values = read_lines(self._part.path, self._part.path.read_bytes(), what=_PART)[0]
         with writing(self.path):
@@ -170,7 +168,7 @@ class PartFile:
             self._part.path.unlink()
 
     def close(self) -> None:
-        """Leave the part to a later run."""
+        """Close the part and keep it for a later run."""
         self._part.close()
 
     def __enter__(self) -> "PartFile":

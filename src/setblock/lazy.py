@@ -1,5 +1,4 @@
-"""Import the names that a package offers on first use: PyTorch and Transformers take seconds, and `--help` needs
-neither."""
+"""Lazy imports of a package's public names: PyTorch and Transformers take seconds, and `--help` needs neither."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -8,8 +7,8 @@ from typing import Any
 
 
 def lazily(package: str, available: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a `package`, its `__name__`, whose names live in its modules. `available`
-    has the names by module, with spaces between them."""
+    """Return `__getattr__` and `__dir__` for a package whose names are imported from its modules on first use. `package` is its
+    `__name__`; `available` maps each module to its names, separated by spaces."""
     homes = {name: f"{package}.{module}" for module, names in available.items() for name in names.split()}
 
     def get(name: str) -> Any:

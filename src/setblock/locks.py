@@ -1,4 +1,4 @@
-"""Let one thread at a time use an object whose state a call changes while it lasts: a model in a pass, a tokenizer.
+"""Locks for objects whose state changes during a call, such as a model in a pass, or a tokenizer: one thread at a time.
 
 A pass sets arguments on objects that all passes of a model share: hooks, the name of its attention function, an adapter's gate.
 """
@@ -13,7 +13,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Lock:
-    """A lock that a thread may take again while it has it. A copy of an object that carries one gets its own."""
+    """A reentrant lock. A copy of an object with such a lock gets a new one."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -32,14 +32,14 @@ _NAME = "_setblock_lock"
 
 
 def lock_of(owner: Any) -> Lock:
-    """Return the lock of an object: always the same one, from its first use on."""
-    lock: Lock = vars(owner).setdefault(_NAME, Lock())  # one operation, so that two threads get one lock
+    """Return the lock of an object, which is made at its first use."""
+    lock: Lock = vars(owner).setdefault(_NAME, Lock())  # one atomic operation, so that two threads get the same lock
     return lock
 
 
 def one_at_a_time(of: Callable[[Any], Any] = lambda owner: owner) -> Callable[[Function], Function]:
-    """Decorate a function so that one thread at a time runs it. `of` gives the object whose lock it takes, of the function's
-    first argument: by default that argument itself."""
+    """Decorate a function so that one thread at a time runs it. `of` maps the function's first argument to the object whose
+    lock it takes: by default that argument itself."""
 
     def decorate(function: Function) -> Function:
         first = next(iter(signature(function).parameters))

@@ -1,8 +1,8 @@
-"""Let a model answer the prompts of a data set, to learn from its own answers.
+"""A model's own answers to the prompts of a data set, as training data.
 
-Knows records, calls of tools, decoding and files of results. Knows nothing of training. A model that learns to decode its own
-answers in blocks need not learn to write others'; that is what fewer tokens can do (Fast-dLLM v2, arXiv 2509.26328, trains on
-the data of its base model; TiDAR, arXiv 2511.08923, and speculative drafters on regenerated answers).
+A model that learns to decode its own answers in blocks need not learn to write others', so fewer tokens are enough (Fast-dLLM
+v2, arXiv 2509.26328, trains on the data of its base model; TiDAR, arXiv 2511.08923, and speculative drafters on regenerated
+answers).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,15 +40,15 @@ class Question:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the question as it is written next to its answer."""
+        """Return the question's columns in the record of its answer."""
         if isinstance(self.prompt, str):
             return {"prompt": self.prompt}
         return {"messages": self.prompt, **({"tools": self.tools} if self.tools else {})}
 
 
 def questions_of(section: DataSection) -> Iterator[Question]:
-    """Yield the questions of a recipe's data: texts to continue, or the messages before the last answer (all
-    where there is none). Raise `SetBlockError` if the data can't be read, or has no answers to ask for."""
+    """Yield the questions of a recipe's data: texts to continue, or the messages before the last answer (all messages if there
+    is none). Raise `SetBlockError` if the data can't be read, or has no prompts to answer."""
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
         for record in records:
@@ -70,14 +70,14 @@ def _question(values: list[Any], where: str) -> Question:
 
 
 def answered(question: Question, text: str) -> dict[str, Any]:
-    """Return the record of an answer without calls, in the shape that it was asked in."""
+    """Return the record of an answer without calls, in the question's form."""
     if isinstance(question.prompt, str):
         return {**question.record, "completion": text}
     return {**question.record, "messages": [*question.prompt, {"role": "assistant", "content": text}]}
 
 
 def called(question: Question, pieces: Iterable[Piece]) -> dict[str, Any] | None:
-    """Return the record of an answer whose calls were separated from its text, or None if a call's arguments are not JSON."""
+    """Return the record of an answer whose calls are separate from its text. Return None if a call's arguments aren't JSON."""
     calls: list[dict[str, Any]] = []
     text = ""
     for piece in pieces:
@@ -107,14 +107,15 @@ def regenerate(
     batch_size: int = 32,
     on_progress: Callable[[int], None] = lambda answers: None,
 ) -> tuple[int, int]:
-    """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it. Return how many questions there
-    are, and how many answers to them the file has, which `on_progress` hears, too. Raise `SetBlockError` if the file exists,
-    can't be written, is being written, or a question can't be answered; or if an interrupted run's part of it is of another
-    model, other settings or other questions.
+    """Write the model's answers to a file of JSON lines, as a recipe's `data.source` reads it. Return the number of questions
+    and the number of answers in the file; `on_progress` gets them, too. Raise `SetBlockError` if the file exists, can't be
+    written, is being written, or a question can't be answered; or if an interrupted run's partial file is of another model,
+    other settings or other questions.
 
-    The file appears once all is answered; until then the answers are in `path` + `.part`, from which a later run continues. An
-    answer that did not end before the limit is left out: a model would learn to end where it was cut. So is a call of a tool
-    whose arguments are not JSON. At a temperature above 0, an answer depends on `settings.seed` and the number of its question.
+    The file appears once all questions are answered; until then the answers are in `path` + `.part`, from which a later run
+    continues. An answer that did not end before the limit is left out, since a model would learn to end where it was cut. So is
+    an answer with a tool call whose arguments are not JSON. At a temperature above 0, an answer depends on `settings.seed` and
+    the number of its question.
     """
     questions = iter(questions)
     tokenizer = model.tokenizer
@@ -163,5 +164,5 @@ def _calls(form: CallForm, tools: Iterable[dict[str, Any]]) -> Calls:
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[int]:
     with prefixed(question.where):
-        # `raw`: a text is gone on with as it stands. Messages are written by the template all the same.
+        # `raw`: a text is continued as it is. Messages are rendered by the template all the same.
         return encode_prompt(tokenizer, question.prompt, raw=True, tools=question.tools)

@@ -1,4 +1,4 @@
-"""Read YAML files that people write, as they mean it."""
+"""A YAML loader for handwritten files, with the values that their authors mean."""
 
 import re
 from pathlib import Path
@@ -14,13 +14,13 @@ _BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
 
 
 class YAMLLoader(yaml.SafeLoader):
-    """Read YAML 1.1 as PyYAML does, but for two things as in YAML 1.2: `1e-4` is a number, and `no` a word, as
-    `eval_strategy: no` means it. What is nested too deeply for PyYAML, which recurs, is a `yaml.YAMLError`."""
+    """PyYAML's loader of YAML 1.1, with two rules of YAML 1.2: `1e-4` is a number, and `no` is a word, as in
+    `eval_strategy: no`. Nesting too deep for PyYAML's recursion is a `yaml.YAMLError`."""
 
     _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Compose a node, and count how many it is in."""
+        """Compose a node, and count the depth of nesting."""
         self._depth += 1
         if self._depth > MOST_NESTED:
             raise yaml.YAMLError(f"it is nested deeper than {MOST_NESTED} levels")
@@ -39,6 +39,6 @@ YAMLLoader.add_implicit_resolver(_FLOAT, re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[e
 
 
 def read_yaml(path: Path, *, what: str = "") -> Any:
-    """Return what a file holds, or raise `SetBlockError` if it can't be read, or is not YAML. Messages say `what` it is."""
+    """Return the content of a file. Raise `SetBlockError`, naming `what` it is, if it can't be read or is not YAML."""
     with prefixed(f"{what} {path} is not YAML".strip(), yaml.YAMLError):
         return yaml.load(read_text(path, what=what), Loader=YAMLLoader)

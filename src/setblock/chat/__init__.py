@@ -1,1 +1,2 @@
-"""Read chats, write them by a chat template, and encode them, the same for training, decoding and the server."""
+"""Chats: reading them, writing them by a chat template, and encoding them, the same for training, decoding and the
+server."""

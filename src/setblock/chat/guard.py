@@ -1,6 +1,6 @@
-"""Check that what a chat says is in what its template wrote: a template leaves out without a word what it has no place for.
+"""A check that a template wrote all that a chat says: a template silently leaves out what it has no place for.
 
-Knows texts. Reasoning in front of an answer is the exception: most templates leave it out of earlier turns on purpose.
+Reasoning in front of an answer is the exception: most templates leave it out of earlier turns on purpose.
 """
 
 import json
@@ -15,7 +15,7 @@ _THOUGHT = "</think>"
 
 
 class LeftOut(NamedTuple):
-    """Hold what a template leaves out of a chat."""
+    """A part of a chat that its template left out."""
 
     role: str | None  # of the message; None for a tool
     is_content: bool  # a message's content, and no call
@@ -23,8 +23,8 @@ class LeftOut(NamedTuple):
 
 
 def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[LeftOut]:
-    """Yield what a chat says and the text that its template wrote does not have. White space may differ, and text may be
-    escaped as JSON has it."""
+    """Yield the parts of a chat that are not in the text its template wrote. White space may differ, and text may be
+    escaped as in JSON."""
     known = _Written(written)
     for number, message in enumerate(chat.messages, start=1):
         for what, text in said(message):
@@ -37,8 +37,8 @@ def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[LeftOut]:
 
 
 def said(message: Mapping[str, Any], *, with_reasoning: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a message, of a `Chat`, each behind its name in words: its content, and the names and arguments of its
-    calls. Of an assistant's content without the reasoning in front of it, if not asked for."""
+    """Yield the texts of a message of a `Chat`, each after its name in words: its content, and the names and arguments
+    of its calls. The reasoning in front of an assistant's content is included only if requested."""
     content = message["content"]
     if message["role"] == "assistant":
         thought, _, content = content.rpartition(_THOUGHT)
@@ -53,12 +53,12 @@ def said(message: Mapping[str, Any], *, with_reasoning: bool = False) -> Iterato
 
 
 def is_written(text: str, written: str) -> bool:
-    """Return whether a template's text has another, up to white space and JSON's escapes."""
+    """Return whether a template's text contains another, up to white space and JSON's escapes."""
     return text in _Written(written)
 
 
 class _Written:
-    """Hold a text that a template wrote."""
+    """A text that a template wrote."""
 
     def __init__(self, text: str) -> None:
         self._text, self._even = text, ""

@@ -1,7 +1,4 @@
-"""Bring the messages and tools of a chat into one form, whoever sent them: a client of OpenAI's API, a file, or Python.
-
-Knows messages. Knows nothing of templates or tokens.
-"""
+"""The messages and tools of a chat in one form, whether they come from a client of OpenAI's API, a file, or Python."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,12 +7,12 @@ from typing import Any
 
 from setblock.errors import SetBlockError, check_length, shown
 
-_MOST_NESTED = 100  # of lists and objects inside each other; JSON of people and programs has a few
+_MOST_NESTED = 100  # depth of nested lists and objects; real JSON has a few levels
 
 
 @dataclass(frozen=True)
 class Chat:
-    """Hold a chat whose messages have a `role` and a text as `content`, and nothing that is null.
+    """A chat whose messages have a `role` and a text as `content`, and no nulls.
 
     Attributes:
         messages: as chat templates take them. The arguments of calls are as they were given, JSON in a text or an object
@@ -30,9 +27,9 @@ class Chat:
 
 
 def chat_of(messages: Any, tools: Any = None) -> Chat:
-    """Return a chat in one form. The messages' `content` is a text, or parts of type `text` as OpenAI has them, which are
-    joined; beside `tool_calls` it may be null or missing. Each tool is a function as OpenAI describes it. For everything else,
-    raise `SetBlockError`, which names the message or the tool."""
+    """Return a chat in one form. The messages' `content` is a text, or parts of type `text` as in OpenAI's API, which
+    are joined; with `tool_calls` it may be null or missing. Each tool is a function in OpenAI's form. For anything
+    else, raise `SetBlockError`, which names the message or the tool."""
     if not isinstance(messages, list | tuple) or not messages:
         raise SetBlockError("messages must be a list of at least one message")
     read = [_message(message, f"message {number}") for number, message in enumerate(messages, start=1)]
@@ -63,7 +60,8 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value whose objects, however deep, have no keys that are null: Arrow gives each the keys of all others."""
+    """Return a value without the null keys of its objects, at any depth: Arrow gives each object the keys of all
+    others."""
     if isinstance(value, Mapping):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list | tuple) else value
@@ -81,8 +79,8 @@ def strings_of(value: Any, *, keys: bool = True) -> Iterator[str]:
 
 
 def check_text(value: Any, name: str, *, depth: int = 0) -> None:
-    """Refuse half of a pair of UTF-16, which no tokenizer takes, or a text too long for one, anywhere in a value; and a value
-    that is nested too deep."""
+    """Raise `SetBlockError` for an unpaired UTF-16 surrogate, which no tokenizer takes, or a text too long for one,
+    anywhere in a value; and for a value that is nested too deep."""
     if depth > _MOST_NESTED:
         raise SetBlockError(f"{name} must not be nested more than {_MOST_NESTED} deep")
     if isinstance(value, str):
@@ -115,8 +113,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     try:
         read["content"] = text_of(read.get("content", ""))
     except SetBlockError as error:
-        told = f"must be a text, or parts of type 'text', not {shown(read['content'])}"
-        raise SetBlockError(f"content of {where} {told}") from error
+        expected = f"must be a text, or parts of type 'text', not {shown(read['content'])}"
+        raise SetBlockError(f"content of {where} {expected}") from error
     check_text(read["content"], f"content of {where}")
     check_text(read, where)
     return read

@@ -1,7 +1,7 @@
-"""Hold the text of a chat apart from what its template writes, where that text spells special tokens.
+"""Marks that keep the text of a chat apart from what its template writes, where that text spells special tokens.
 
-Knows texts. `apply_chat_template(sanitize_control_tokens=True)` of Transformers does the same since 5.20, but gives no text in
-which training could find the answers, and leaves keys of objects as they are.
+`apply_chat_template(sanitize_control_tokens=True)` of Transformers does the same since 5.20, but returns no text in
+which training could find the answers, and does not sanitise keys of objects.
 """
 
 import json
@@ -16,7 +16,7 @@ from setblock.chat.messages import Chat, strings_of
 from setblock.errors import SetBlockError
 
 Segment = tuple[str, bool]
-"""A stretch of text, and whether it is letters only: the name of a special token in it is then not the token."""
+"""A piece of text, and whether it is plain text only: then the name of a special token in it is not that token."""
 
 _USUAL_ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
@@ -26,7 +26,8 @@ _NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True)
 class Marks:
-    """Hold how to find the special tokens that are letters: by the mark behind their first character."""
+    """The marks of a chat. Each special token that the chat spells as plain text has a mark behind its first
+    character."""
 
     mark: re.Pattern[str] = _NEVER
     token: re.Pattern[str] = _NEVER  # with its mark; or a mark alone, where the template cut the token
@@ -44,16 +45,17 @@ class Marks:
         return self.mark.sub("", text)
 
     def blanked(self, text: str) -> str:
-        """Return a text of the same length with spaces in place of tokens that are letters."""
+        """Return a text of the same length with spaces in place of marked tokens."""
         return self.token.sub(lambda match: " " * len(match[0]), text)
 
 
 NO_MARKS = Marks()
-"""Of a chat that spells no special token."""
+"""The marks of a chat that spells no special token."""
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Return a pattern of the special tokens' spellings, the longest first; nothing where there is no special token."""
+    """Return a pattern of the special tokens' spellings, the longest first. It matches nothing if there are no special
+    tokens."""
     return re.compile("|".join(map(re.escape, _spelled(tokenizer))) or r"(?!)")
 
 
@@ -63,9 +65,9 @@ def _spelled(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def held_apart(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> tuple[Chat, Marks]:
-    """Return a chat with a mark inside each special token that it spells, in whatever field, and the marks. The mark is a
-    character that neither the chat nor a special token has, so nothing in a chat can pass for one. Raise `SetBlockError` for a
-    role that a template could make a special token of, and where no character is left."""
+    """Return a chat with a mark inside each special token that it spells, in any field, and the marks. The mark is a
+    character that neither the chat nor a special token contains, so that the chat can't forge one. Raise
+    `SetBlockError` for a role that a template could turn into a special token, and where no character is left."""
     special, template = special_tokens(tokenizer), tokenizer.get_chat_template(tools=chat.tools)
     for role in {message["role"] for message in chat.messages} - _USUAL_ROLES:
         is_named = f"'{role}'" in template or f'"{role}"' in template

@@ -1,6 +1,6 @@
-"""Write a chat by a tokenizer's chat template, and find out what the template takes and how it closes an answer.
+"""Rendering a chat by a tokenizer's chat template, and finding out what the template takes and how it closes an answer.
 
-Knows templates and texts. No family of models is named here: a template is shown a chat, and what it makes of it tells.
+No family of models is named here: a template is probed by rendering short chats with it.
 """
 
 import json
@@ -35,7 +35,7 @@ _ASKED: dict[str, Any] = {"role": "user", "content": "?"}
 
 @dataclass(frozen=True)
 class TemplateForm:
-    """Describe what a chat template takes."""
+    """The forms of messages that a chat template takes."""
 
     takes_developer: bool  # whether it names the role `developer`
     arguments_as_text: bool  # whether it writes arguments of calls only where they are JSON in a text
@@ -44,7 +44,8 @@ class TemplateForm:
 
 @dataclass(frozen=True)
 class Rendered:
-    """Hold what a template wrote, and the spans of what `{% generation %}` marks say the assistant writes, if it has them."""
+    """The text that a template wrote, and the spans that `{% generation %}` marks give to the assistant, if it has such
+    marks."""
 
     text: str
     marked: list[Span] | None = None
@@ -68,12 +69,12 @@ def template_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
 
 
 def adapted(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Chat:
-    """Return a chat as the tokenizer's template takes it: arguments of calls as an object, or as a text where it takes no
-    other. `developer` becomes `system` where the template does not name that role, with a warning."""
+    """Return a chat in the form that the tokenizer's template takes: arguments of calls as an object, or as a text if
+    it takes only that. `developer` becomes `system` where the template does not name that role, with a warning."""
     form = form_of(tokenizer, chat)
     messages = [dict(message) for message in chat.messages]
     if not form.takes_developer and any(message["role"] == "developer" for message in messages):
-        _tell_of_developer(template_of(tokenizer, chat))
+        _warn_of_developer(template_of(tokenizer, chat))
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     for message in messages:
         if "tool_calls" in message:
@@ -84,8 +85,8 @@ def adapted(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Chat:
 
 
 @lru_cache(maxsize=64)
-def _tell_of_developer(template: str) -> None:
-    """Warn, once for each template."""
+def _warn_of_developer(template: str) -> None:
+    """Warn of a replaced `developer` role, once for each template."""
     warn("the chat template has no role developer: messages of that role are written as those of role system")
 
 
@@ -97,8 +98,8 @@ def render(
     prompt: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> Rendered:
-    """Write a chat, or the first `messages` of it, and if it is a `prompt` what leads to an answer; `template_kwargs` is what
-    else the template is rendered with. Raise `SetBlockError` if the template refuses it."""
+    """Render a chat, or its first `messages`, followed by the generation prompt if it is a `prompt`. `template_kwargs`
+    are the template's further variables. Raise `SetBlockError` if the template refuses the chat."""
     template, named, shown = template_of(tokenizer, chat), _named(tokenizer), chat.messages[:messages]
     return _written(template, named, shown, chat.tools, prompt=prompt, template_kwargs=template_kwargs)
 
@@ -118,7 +119,7 @@ def _written(
             conversations=[messages],
             tools=tools,
             chat_template=template,
-            return_assistant_tokens_mask=has_marks,  # the spans are of this very text
+            return_assistant_tokens_mask=has_marks,  # the spans index this text
             add_generation_prompt=prompt,
             **{**dict(named), **(template_kwargs or {})},
         )
@@ -131,7 +132,7 @@ def _written(
 
 
 def form_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> TemplateForm:
-    """Return what the template that writes a chat takes."""
+    """Return the forms that the chat's template takes."""
     return _form_of(template_of(tokenizer, chat), _named(tokenizer))
 
 
@@ -140,7 +141,7 @@ def _form_of(template: str, named: _Named) -> TemplateForm:
     written = {}
     for as_text in (False, True):
         calls = [_with_arguments(_CALL, as_text=as_text)]
-        with suppress(SetBlockError):  # it does not take them so
+        with suppress(SetBlockError):  # the template does not take this form
             called: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
             text = _written(template, named, called, _TOOLS, prompt=False).text
             written[as_text] = _NAME in text and _VALUE in text and str({_KEY: _VALUE}) not in text
@@ -152,8 +153,8 @@ def _form_of(template: str, named: _Named) -> TemplateForm:
 
 
 def closing_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the special tokens with which the chat template closes the assistant's turn: that of an answer, and that of a
-    call, if it is another. Empty where there is no template, or it closes turns with text alone."""
+    """Return the special tokens with which the chat template closes the assistant's turn: that of an answer, and that
+    of a call if it differs. Empty if there is no template, or it closes turns with text alone."""
     if tokenizer.chat_template is None:
         return []
     templates = [template_of(tokenizer, Chat([_ASKED], tools)) for tools in (None, _TOOLS)]
@@ -176,7 +177,7 @@ def _closing(template: str, template_with_tools: str, named: _Named, special: re
             with suppress(SetBlockError):  # it may refuse such a chat
                 _, is_there, rest = _written(of, named, messages[:length], tools, prompt=False).text.rpartition(last)
                 rests += [rest] if is_there else []
-        # What is behind the last turn alone closes the chat, and what is behind an earlier one alone begins the next turn
+        # A token behind only the last turn closes the chat; one behind only an earlier turn begins the next turn
         shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*rests, strict=False)))
         closing = [match[0] for match in special.finditer(shared)][-1:]
         closing = closing or [match[0] for rest in rests[:1] for match in special.finditer(rest)][:1]

@@ -1,7 +1,8 @@
-"""Encode what a chat template wrote, and the prompts of decoding. A text's own special tokens are letters, and not tokens.
+"""The encoding of what a chat template wrote, and of the prompts of decoding. Special tokens that a user's text spells
+are encoded as plain text.
 
-Knows tokenizers. Some write a text differently at its beginning (a space before it), so that pieces of a text, each encoded
-alone, decode to another text than the whole.
+Some tokenizers encode a text differently at its beginning (with a space before it), so that pieces of a text, each
+encoded alone, decode to another text than the whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,9 @@ def encode_chat(
     *,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of the prompt that a chat is; `template_kwargs` is what else the chat template is rendered with.
-    Raise `SetBlockError` if it is none, the chat template refuses it, or leaves out what it says; of a system message, and of
-    the text of an earlier answer, that is warned of."""
+    """Return the token ids of a chat's prompt; `template_kwargs` are the template's further variables. Raise
+    `SetBlockError` if it is no chat, or the chat template refuses it or leaves out a part of it. If that part is a
+    system message or the text of an earlier answer, only warn."""
     chat = adapted(tokenizer, chat_of(messages, tools))
     apart, marks = held_apart(tokenizer, chat)
     written = render(tokenizer, apart, prompt=True, template_kwargs=template_kwargs).text
@@ -41,19 +42,19 @@ def encode_chat(
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Return the token ids of a text that is to be continued: behind what the tokenizer puts before any text, and with nothing
-    behind it."""
+    """Return the token ids of a text to continue: with what the tokenizer puts before any text, and nothing behind
+    it."""
     return [*beginning(tokenizer), *tokenise(tokenizer, [text], letters=True)[0]]
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return what the tokenizer puts before any text: a beginning-of-text token, or nothing."""
+    """Return the tokens that the tokenizer puts before any text: a beginning-of-text token, or none."""
     ids: list[int] = tokenizer("").input_ids
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id and ids[-1] != tokenizer.bos_token_id else ids
 
 
 def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, letters: bool = False) -> list[list[int]]:
-    """Return the token ids of texts, each alone and with nothing around it."""
+    """Return the token ids of texts, each encoded separately without special tokens around it."""
     if not texts:
         return []
     return list(tokenizer(list(texts), add_special_tokens=False, split_special_tokens=letters, verbose=False).input_ids)
@@ -62,8 +63,8 @@ def tokenise(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *, letter
 def encode_segments(
     tokenizer: PreTrainedTokenizerBase, segments: Sequence[Segment], *, inside: bool = False
 ) -> list[int]:
-    """Return the token ids of a text's segments, which are `inside` it or at its beginning. Raise `SetBlockError` if the
-    tokenizer makes a special token of letters."""
+    """Return the token ids of a text's segments, which are `inside` it or at its beginning. Raise `SetBlockError` if
+    the tokenizer makes a special token of plain text."""
     ids: list[int] = []
     for place, (text, letters) in enumerate(segments):
         is_first = place == 0 and not inside
@@ -77,7 +78,8 @@ def encode_segments(
 
 
 def continued(tokenizer: PreTrainedTokenizerBase, text: str, *, letters: bool = False) -> list[int]:
-    """Return the token ids of a text that follows another: without what the tokenizer puts before a beginning."""
+    """Return the token ids of a text that follows another, without the tokens that the tokenizer puts before any
+    text."""
     (alone,) = tokenise(tokenizer, [text], letters=letters)
     (twice,) = tokenise(tokenizer, ["a"])
     if tokenizer.decode([*twice, *twice]) == "aa":  # it puts nothing there
@@ -92,12 +94,13 @@ def continued(tokenizer: PreTrainedTokenizerBase, text: str, *, letters: bool = 
 def as_decoded(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], alone: list[list[int]], whole: list[int]
 ) -> list[list[int]]:
-    """Return the tokens of each of a text's pieces as decoding has them, where a prompt is encoded before its answer exists.
+    """Return the tokens of each of a text's pieces as in decoding, where a prompt is encoded before its answer exists.
 
-    For most tokenizers they are those of each piece `alone`, and together the `whole` text's. Where some write a piece
-    differently at a beginning, the whole text's are cut, if they can be. Where a token would reach over the end of a prompt (an
-    answer that begins with a line break, after a prompt that ends in one), the pieces' tokens are right, if they decode to the
-    same text. Raise `SetBlockError` if none do.
+    For most tokenizers these are the tokens of each piece `alone`, and joined they are the `whole` text's. If the
+    tokenizer encodes a piece differently at a beginning, the whole text's tokens are cut between pieces, where
+    possible. If a token would cross the end of a prompt (an answer that begins with a line break, after a prompt that
+    ends in one), the pieces' own tokens are right, if they decode to the same text. Raise `SetBlockError` if neither
+    does.
     """
     if [token for part in alone for token in part] == whole:
         return alone

@@ -1,1 +1,1 @@
-"""Define the command line. Nothing here imports PyTorch before a command runs."""
+"""The command line. No module here imports PyTorch before a command runs."""

@@ -1,4 +1,4 @@
-"""Define the `setblock` command: its commands, and the handling of errors, warnings and Ctrl-C in all of them."""
+"""The `setblock` command: its subcommands, and the handling of errors, warnings and Ctrl-C in all of them."""
 
 import signal
 import warnings
@@ -24,11 +24,11 @@ from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 
 
 class _Commands(TyperGroup):
-    """Turn a user's mistake into one line and exit code 1, or 2 where a parameter is out of its range; anything else
-    that goes wrong keeps its traceback."""
+    """The group of commands. It turns a user's mistake into one line and exit code 1, or 2 if a parameter is out of its range;
+    any other exception keeps its traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take the earlier names of options, too."""
+        """Parse arguments; earlier names of options are accepted, too."""
         return super().parse_args(ctx, [_current_name(each) for each in args])
 
     def invoke(self, ctx: Any) -> Any:
@@ -49,7 +49,7 @@ class _Commands(TyperGroup):
 
 
 def _current_name(argument: str) -> str:
-    """Return an argument of the command line with an option's current name, and say so where that is another."""
+    """Return an argument of the command line with its option's current name, and warn if it had an earlier one."""
     typed, equals, value = argument.partition("=")
     name = RENAMED.get(typed.removeprefix("--").replace("-", "_")) if typed.startswith("--") else None
     if name is None:

@@ -1,4 +1,4 @@
-"""Start the `setblock` command. It imports the commands itself, so that Ctrl-C ends their import, too."""
+"""The entry point of the `setblock` command. It imports the commands itself, so that Ctrl-C ends their import, too."""
 
 import os
 import signal
@@ -13,5 +13,5 @@ def main() -> None:
         app(prog_name="setblock")
     except KeyboardInterrupt:
         print("setblock: interrupted", file=sys.stderr, flush=True)
-        # Python ends by the signal itself, whatever is asked of it here, if an import was interrupted inside of `exec`.
+        # If an import was interrupted inside of `exec`, Python would end by the signal itself, whatever exit code is set here.
         os._exit(128 + signal.SIGINT)  # the shell's convention

@@ -1,4 +1,4 @@
-"""Print what goes to the terminal: results, one-line messages, and silence from the libraries underneath."""
+"""Terminal output: results, one-line messages and progress bars; other libraries' messages are silenced."""
 
 import logging
 import os
@@ -33,13 +33,13 @@ def print_message(text: str) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return how many there are: `1 answer`, `2 answers`."""
+    """Return a count and its noun: `1 answer`, `2 answers`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Say that the same command resumes, where Ctrl-C or SIGTERM stops what is done while active."""
+    """Print that the same command resumes, if Ctrl-C or SIGTERM stops the body of the `with` statement."""
 
     def stop(number: int, _: object) -> None:
         raise KeyboardInterrupt(number)
@@ -82,14 +82,14 @@ def figures_table(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def columns(before: str = "{task.description}", after: str = "") -> tuple[ProgressColumn, ...]:
-    """Return what a bar shows: texts before and after it, how much is done, and how long the rest takes."""
+    """Return the columns of a bar: texts before and after it, how much is done, and the remaining time."""
     return TextColumn(before), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn(after)
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show a bar on stderr, if it is a terminal, for each name in its turn. It receives the name of what is under way, how
-    much of it is done, and of how much (None where nobody knows)."""
+    """Show a bar on stderr, if that is a terminal, for each name in turn. Yield a function of the name of what is in progress,
+    how much of it is done, and the total (None if unknown)."""
     console = Console(stderr=True, highlight=False)
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
@@ -103,12 +103,12 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 _PATIENCE = 5.0
-"""Seconds before a step is named: what is over by then needs no line."""
+"""Seconds before a step is named; a shorter step gets no line."""
 
 
 @contextmanager
 def slow_steps_named() -> Iterator[None]:
-    """Say what is being done, while active, if it takes seconds: the steps that the library logs, one line for each."""
+    """While active, print a line for each step that the library logs, if the step takes longer than `_PATIENCE`."""
     logger, timer = logging.getLogger("setblock.steps"), threading.Timer(0, print)  # of no step yet: never started
 
     def wait_for_the_next(record: logging.LogRecord) -> bool:
@@ -129,15 +129,15 @@ def slow_steps_named() -> Iterator[None]:
 
 
 def silence_early() -> None:
-    """Keep libraries' warnings, which a user can't fix, off the screen, and tqdm's bars where stderr is no terminal. To be
-    called before anything heavy is imported."""
+    """Silence libraries' warnings, which a user can't fix, and tqdm's bars if stderr is no terminal. Call this before anything
+    heavy is imported."""
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when it is imported
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def silence_libraries() -> None:
-    """Keep Transformers from talking while it loads: what matters of it becomes an error of ours."""
+    """Silence Transformers while it loads: what matters to the user is raised as a `SetBlockError`."""
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     set_verbosity_error()
@@ -146,8 +146,7 @@ def silence_libraries() -> None:
 
 @contextmanager
 def writable_stdout() -> Iterator[None]:
-    """Make sure that all that is written to stdout while active has left the process afterwards, or raise `SetBlockError`
-    if stdout is closed, or its disk is full."""
+    """Flush stdout at the end. Raise `SetBlockError` if stdout is closed or its disk is full."""
     if sys.stdout is None:
         raise SetBlockError("stdout is closed, so that nothing could be written to it")
     try:

@@ -1,6 +1,6 @@
-"""Pack documents, token sequences with marks for the tokens that carry loss, next to each other into rows of one length.
+"""Packing: documents (token sequences with marks for the tokens that carry loss) are joined into rows of one length.
 
-Knows rows. Knows nothing of masks: it records which document each token belongs to, and its position there.
+A row records the document of each token, and its position there; the attention masks are made from these later.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Document:
-    """Hold one sequence to train on. `carries_loss[i]` says whether token i is a target: tokens of a prompt are not, and those
-    of a completion are, its end-of-text too."""
+    """One sequence to train on. `carries_loss[i]` says whether token i is a target: tokens of a prompt are not, and
+    those of a completion are, including its end-of-text."""
 
     token_ids: Sequence[int]
     carries_loss: Sequence[bool]
@@ -39,7 +39,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Row:
-    """Hold packed documents: four int32 arrays of one length. `labels[i]` is the token at i, or `IGNORE`: the loss shifts."""
+    """Packed documents: four int32 arrays of one length. `labels[i]` is the token at i, or `IGNORE`: the loss
+    shifts."""
 
     input_ids: np.ndarray
     labels: np.ndarray
@@ -48,8 +49,8 @@ class Row:
 
 
 def fill(sizes: Iterable[int], *, row_length: int) -> Iterator[list[int]]:
-    """Yield the numbers of what goes into each row: each item into the first open row that has room for its size. Rows come in
-    the order in which they were opened, each as soon as it is closed. No item may be larger than a row."""
+    """Yield the indices of the items of each row: each item goes into the first open row that has room for its size.
+    Rows come in the order in which they were opened, each as soon as it is closed. No item may be larger than a row."""
     rows: deque[list[int]] = deque()
     room: deque[int] = deque()
     for number, size in enumerate(sizes):
@@ -70,8 +71,8 @@ _OPEN_ROWS = 32  # how far back a document may still be placed: a bound on time,
 
 
 def pack(documents: Iterable[Document], *, row_length: int, pad_token_id: int) -> list[Row]:
-    """Pack documents into rows of `row_length` tokens, the same ones into the same rows (`fill`). Raise `SetBlockError` if a
-    document is longer."""
+    """Pack documents into rows of `row_length` tokens, deterministically (`fill`). Raise `SetBlockError` if a document
+    is longer."""
     documents = list(documents)
     for index, document in enumerate(documents):
         if len(document) > row_length:
@@ -113,8 +114,8 @@ def documents_of(row: Row) -> Iterator[Document]:
 
 
 class RowDataset(Dataset[dict[str, Tensor]]):
-    """Serve rows as a map-style dataset. Items have `input_ids`, `labels`, `position_ids` and `document_ids`, all [L],
-    and the scalar `row_ids`. Its value seeds the noise of the row."""
+    """A map-style dataset of rows. Items have `input_ids`, `labels`, `position_ids` and `document_ids`, all [L], and
+    the scalar `row_ids`, which seeds the row's noise."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows

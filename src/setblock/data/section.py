@@ -1,7 +1,4 @@
-"""Define the `data` section of a recipe: which texts to train on, and what becomes of them.
-
-Knows the keys and their valid values. Knows nothing of files, tokenizers or rows.
-"""
+"""The `data` section of a recipe: which texts to train on, and how they become documents."""
 
 from typing import Any, Literal
 
@@ -15,7 +12,7 @@ SpecialTokens = Literal["error", "drop", "spell", "keep"]
 
 
 class _Texts(Section):
-    """Say where texts are, and which columns hold them."""
+    """The place of texts, and the columns that hold them."""
 
     name: str | None = Field(None, description="configuration (subset) of a hub data set")
     split: str = Field("train", description="split of a hub data set or a task; local files have none")
@@ -38,7 +35,7 @@ class _Texts(Section):
 
 
 class SourceSection(_Texts):
-    """Describe one source of a mixture."""
+    """One source of a mixture."""
 
     source: str = Field(description="a file, folder or glob pattern, a task, or a hub id")
     weight: float = Field(
@@ -48,14 +45,14 @@ class SourceSection(_Texts):
 
 
 class EvaluationSection(_Texts):
-    """Choose texts to evaluate on. Keys that are left out, except `documents`, are those of the training data. With a
-    mixture and no `source` here, this holds for each of its sources."""
+    """The texts to evaluate on. Keys that are left out, except `documents`, are those of the training data. With a
+    mixture and no `source` here, this section applies to each source of the mixture."""
 
     source: str | None = Field(None, description="as `data.source`; null: the source of the training data")
 
 
 class DataSection(_Texts):
-    """Choose the texts: one source or a mixture of tasks, local files and hub data sets."""
+    """The texts: one source or a mixture of tasks, local files and hub data sets."""
 
     source: str | None = Field(None, description="a file, folder or glob pattern, a task, or a hub id")
     mixture: tuple[SourceSection, ...] | None = Field(None, min_length=1, description="several sources in one epoch")
@@ -73,7 +70,7 @@ class DataSection(_Texts):
     evaluation_fraction: float | None = Field(
         None, gt=0, lt=1, description="share of the documents to hold out for evaluation"
     )
-    # Not part of what is trained: a run may resume with its tokenised data elsewhere.
+    # Excluded from the run's record: a run may resume with its tokenised data elsewhere.
     tokenised: str | None = Field(
         None, exclude=True, description="folder that `setblock data tokenise` made of this section; null: tokenise now"
     )
@@ -99,7 +96,8 @@ class DataSection(_Texts):
 
     @property
     def parts(self) -> "dict[str, DataSection]":
-        """Return this section, `train`, and that of the texts to evaluate on, `evaluation`, if there are separate ones."""
+        """Return the parts: `train`, this section, and `evaluation`, the section of the texts to evaluate on, if there
+        are separate ones."""
         if self.evaluation is None:
             return {"train": self}
         given = {"documents": None} | self.evaluation.model_dump(exclude_unset=True)

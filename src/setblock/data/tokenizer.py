@@ -1,7 +1,7 @@
-"""Train a byte-level BPE tokenizer on a corpus, for models that start from nothing.
+"""Training of a byte-level BPE tokenizer on a corpus, for models with random weights.
 
-Knows the conventions of present-day tokenizers (a word with its leading space, single digits, reserved special tokens) and
-packs them as a stock Transformers tokenizer. Any text round-trips: unknown words fall back to bytes.
+It follows the conventions of present-day tokenizers (a word with its leading space, single digits, reserved special
+tokens) and is a stock Transformers tokenizer. Any text round-trips: unknown words fall back to bytes.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""Decode in blocks: `generate` (a string, a stream, steps), `rows` (requests together), and a room for each part of it."""
+"""Decoding in blocks: `generate` (a string, a stream, steps), `batch` (requests together), and a package per part."""

@@ -1,6 +1,7 @@
-"""Decode rows together: requests with their state and their rules, and the loop of rows that stay together (Algorithm 3).
+"""Batches of requests: their state, policy and text (`Batch`), and the loop over a fixed set of rows (`StaticBatch`,
+Algorithm 3).
 
-Knows how rows join and leave, and how what is revealed becomes text. Knows nothing of the cache.
+The engine also uses `Batch`, and adds and removes rows between passes. The cache belongs to the `Runner`.
 """
 
 import time
@@ -19,7 +20,7 @@ from setblock.decoding.drafts.shorten import (
     checks_draft,
     draft_lengths_of,
     new_history,
-    shortened_spans,
+    shortened_schedules,
 )
 from setblock.decoding.settings.checks import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
@@ -42,7 +43,7 @@ from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule
 
 @dataclass
 class Batch:
-    """Hold rows that are ready to decode, each one answer. They may differ in everything, also in how far they are."""
+    """Rows that are ready to decode, one for each answer. They may differ in settings and progress."""
 
     model: LanguageModel
     state: BatchState
@@ -50,13 +51,13 @@ class Batch:
     texts: list[AnswerText]
     started: list[float]
     drafts: list[RowHistory | None]  # of rows whose drafts vary in length
-    next_schedules: list[RowSchedule] | None = None  # where they are known already
+    next_schedules: list[RowSchedule] | None = None  # of the next pass; None until they are computed
     is_resolved: bool = False  # whether the drafts in `next_schedules` have the lengths that were chosen
 
     @classmethod
-    @torch.inference_mode()  # as the passes are: what is compiled for tensors of one kind is not used for another
+    @torch.inference_mode()  # as in the passes: code compiled for inference tensors is not reused for others
     def opened(cls, checked: CheckedRows) -> "Batch":
-        """Return the rows of requests, with tensors of their full capacity on the model's device."""
+        """Return the batch of checked requests, with tensors of their full capacity on the model's device."""
         model, params = checked.model, checked.params
         state = open_state(
             checked.prompts, params, sbd_config=model.sbd_config, device=model.device, draft_text=model.draft_text
@@ -76,8 +77,8 @@ class Batch:
     @classmethod
     @torch.inference_mode()
     def joined(cls, parts: Sequence["Batch"], rows: Sequence[int] | None = None) -> "Batch":
-        """Return the rows of several in one, or `rows` of all these. They share texts and constraints with the parts: of
-        two that have a row, only one may continue."""
+        """Return one batch with the rows of several, or only `rows`, numbered over all parts. Texts and constraints are
+        shared with the parts, so a row may continue in one batch only."""
         state = joined([part.state for part in parts], rows)
         return cls(
             model=parts[0].model,
@@ -89,7 +90,7 @@ class Batch:
         )
 
     def select(self, rows: Sequence[int]) -> "Batch":
-        """Return `rows` only, at least one, as `joined` does; what their next pass is fed stays known."""
+        """Return a batch of `rows` only, at least one, as `joined` does. It keeps the schedules of the next pass."""
         select = Batch.joined([self], rows)
         select.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
         select.is_resolved = self.is_resolved
@@ -97,7 +98,7 @@ class Batch:
 
     @torch.inference_mode()
     def padded_to(self, size: int) -> "Batch":
-        """Return these rows and behind them rows that have ended, `size` in all: a compiled model then meets few sizes."""
+        """Return these rows followed by finished ones, `size` in all, so that a compiled model sees few batch sizes."""
         rest = Batch.joined([self], [0] * (size - self.state.batch))
         rest.policy.constraints = BatchConstraints([RowConstraints(()) for _ in rest.texts])
         rest.texts = [AnswerText(self.model.tokenizer) for _ in rest.texts]
@@ -107,20 +108,20 @@ class Batch:
 
     @torch.inference_mode()
     def whole_schedules(self, runner: Runner) -> list[RowSchedule]:
-        """Return what a full next pass feeds each row, or what `schedules` has said already."""
+        """Return what the next pass feeds each row with full drafts; the result of `schedules` if that was called."""
         if self.next_schedules is None:
             self.next_schedules, self.is_resolved = next_schedules(self.state, fuses_commit=runner.fuses_commit), False
         return self.next_schedules
 
-    @one_at_a_time(of=lambda rows: rows.model)  # requests to a model share what is known of drafts
+    @one_at_a_time(of=lambda rows: rows.model)  # requests to a model share the statistics of drafts
     @torch.inference_mode()
     def schedules(self, runner: Runner) -> list[RowSchedule]:
-        """Return what the next pass feeds each row; nothing to a finished one. Shortens drafts to what pays, row by row. Waits
-        for the device unless news were read."""
+        """Return what the next pass feeds each row; a finished row is fed nothing. Shorten each row's draft to the
+        length that pays. Waits for the device unless the outputs of the last step were read."""
         whole = self.whole_schedules(runner)
         if self.is_resolved or not self.state.params.adapts_drafts:
             return whole
-        schedules = shortened_spans(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
+        schedules = shortened_schedules(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
         pairs = list(zip(schedules, whole, strict=True))
         is_changed = any(
             (scheduled.end, scheduled.block_start) != (full.end, full.block_start) for scheduled, full in pairs
@@ -129,7 +130,7 @@ class Batch:
             cut = [scheduled.drafted if scheduled.drafted < full.drafted else -1 for scheduled, full in pairs]
             self.state.shorten_drafts(cut, [scheduled.fed_size for scheduled in schedules])
             if self.policy.constraints.constrained:
-                self.policy.constraints.update(self.state)  # what is drafted no more
+                self.policy.constraints.update(self.state)  # retracts the tokens that were cut
         self.next_schedules, self.is_resolved = schedules, True
         return schedules
 
@@ -164,10 +165,10 @@ class Batch:
 
     @torch.inference_mode()
     def outputs(self, step: StepOutput) -> list[RowOutput]:
-        """Return what the last step did to all rows, after their constraints have heard of it. Waits for the device, once."""
+        """Update all rows' constraints, and return what the last step did to each row. Waits for the device, once."""
         outputs, finished = read_outputs(self.state, step), self.state.answer.finished
         self.policy.constraints.update(self.state, range(len(outputs)), outputs=outputs)
-        if self.state.answer.finished is not finished:  # a constraint that hears only now has ended an answer
+        if self.state.answer.finished is not finished:  # a lazy constraint has ended an answer
             outputs = read_outputs(self.state, step)
         for each, params in zip(outputs, self.state.params.rows, strict=True):
             assert each.number <= params.most_passes, "an answer does not end"
@@ -175,11 +176,11 @@ class Batch:
         return outputs
 
     def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:
-        """Return each row's text that became certain since the last call, given the last step's news."""
+        """Return each row's text that became certain since the last call, given the outputs of the last step."""
         return [text.take(final=each.finished) for text, each in zip(self.texts, outputs, strict=True)]
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
-        """Return the answer of a row that is finished, or given up."""
+        """Return the answer of a row that is finished or was aborted."""
         self.policy.constraints.update(self.state, [row])
         self.texts[row].read([], final=True)
         params = self.state.params.rows[row]
@@ -216,13 +217,13 @@ class Batch:
         ]
 
     def failure(self, row: int) -> Failure | None:
-        """Return why a row's answer ended with an error, if it did."""
+        """Return why a row's answer ended with an error, or None."""
         if not bool(self.state.answer.failed[row]):
             return None
         after = f"after {len(self.state.answer_of(row))} tokens"
         if self.policy.constraints.rows[row].is_stuck:
-            told = f"structure leaves no token to choose {after}: the form, or bans and biases with it, allow none"
-            return Failure(told, is_of_form=True)
+            message = f"structure leaves no token to choose {after}: the form, or bans and biases with it, allow none"
+            return Failure(message, is_of_form=True)
         return Failure(f"the model gave logits that are not numbers {after}", is_of_form=False)
 
 
@@ -236,12 +237,12 @@ def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> t
 
 @dataclass(kw_only=True)
 class StaticBatch(Batch):
-    """Hold a batch that is ready to decode: rows that stay together, and the runner of their passes."""
+    """A batch whose rows stay together to the end, with the runner of their passes."""
 
     runner: Runner
 
     def steps(self) -> Iterator[StepOutput]:
-        """Decode to the end (Algorithm 3), a step for each forward pass."""
+        """Decode to the end (Algorithm 3), and yield a step after each forward pass."""
         passes = 0
         while (schedules := self._schedules()) and any(scheduled.tokens for scheduled in schedules):
             passes += not any(scheduled.is_prefill for scheduled in schedules)
@@ -250,8 +251,8 @@ class StaticBatch(Batch):
         assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
 
     def _schedules(self, *, decides: bool = True) -> list[RowSchedule]:
-        """Return what the next pass is fed: prompts, until all are in the cache, and then what `schedules` says, or, unless it
-        `decides`, as much as can be."""
+        """Return what the next pass feeds: parts of prompts until all are in the cache, then the result of `schedules`,
+        or full drafts if `decides` is False."""
         whole, runner = self.whole_schedules(self.runner), self.runner
         if not any(scheduled.is_prefill for scheduled in whole):
             return self.schedules(runner) if decides else whole
@@ -259,10 +260,10 @@ class StaticBatch(Batch):
         return prompts_in_parts(whole, self.state.params.rows, free_tokens=free_tokens)
 
     def run(self) -> None:
-        """Decode to the end, where nobody looks at the steps. Answers are the same as with `steps`.
+        """Decode to the end without yielding steps. Answers are the same as with `steps`.
 
-        On a device that the host would have to wait for, it feeds each pass before it has read the results of the last one:
-        the most that can be needed, and one pass too many after the last answer has ended.
+        On a device that the host would have to wait for, each pass is launched before the results of the last one are
+        read. It feeds the most that can be needed, and one extra pass runs after the last answer has ended.
         """
         if not self._can_run_ahead:
             for _ in self.steps():
@@ -279,7 +280,7 @@ class StaticBatch(Batch):
             scheduled.tokens for scheduled in ahead
         ):
             passes += 1
-            # One is fed before the end is known
+            # One pass is launched before the end is known
             assert passes <= 1 + self.state.params.most_passes, "an answer does not end"
             self.step(self.runner, ahead, is_ahead=True)
             schedules, copied = [schedule_of(row) for row in copied.read()[0]], self._copied_columns()
@@ -291,7 +292,7 @@ class StaticBatch(Batch):
 
     @property
     def _can_run_ahead(self) -> bool:
-        """Return whether a pass may be fed before the last one is read: nobody listens, and feeding the most is free."""
+        """Whether a pass may be launched before the last one is read: no constraint needs it, and full drafts are free."""
         tokens = sum(2 * each.block_size for each in self.state.params.rows)
         return (
             devices.waits(self.state.tokens.device)
@@ -302,5 +303,5 @@ class StaticBatch(Batch):
 
 
 _FREE_TOKENS = 256
-"""Tokens that a pass computes on a GPU in the time in which it reads the weights anyway: about its operations a second over its
-bytes a second, in half precision."""
+"""Tokens that a GPU computes in the time that it takes to read the weights: about its operations per second divided by
+its bytes per second, in half precision."""

@@ -1,4 +1,4 @@
-"""Generate at three levels: steps (`static_batch`), a stream of text with its figures (`stream`), a string (`generate`)."""
+"""Generation at three levels: steps (`static_batch`), a stream of text chunks (`stream`), an answer (`generate`)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ from setblock.model.protocol.runtime import LanguageModel
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """Hold the result of one forward pass.
+    """The result of one forward pass.
 
     Attributes:
         text: the text that became final in this pass; may be empty.
         event: what the pass did, such as the tokens that it revealed.
-        step: the same as tensors of a batch of one, and the logits, where `with_steps` asked for it; else None.
+        step: the same as tensors of a batch of one, with the logits, if `with_steps` was set; else None.
         generation: the finished answer, on the last chunk only.
     """
 
@@ -40,7 +40,7 @@ class StreamChunk:
 def static_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> StaticBatch:
-    """Check requests as `check_rows` does, and lay out their batch. Rows may differ in everything; each is one answer."""
+    """Check requests as `check_rows` does, and return their batch: a row for each answer. Rows may differ in settings."""
     rows = Batch.opened(check_rows(model, prompts, settings))
     longest, count = max(params.limit for params in rows.state.params.rows), len(prompts)
     branched = max(each.branches * each.block_size for each in rows.state.params.rows)
@@ -66,13 +66,14 @@ def stream(
     Args:
         model: a model of `setblock.load`. A name, folder or hub id is loaded for this call only.
         prompt: a text or chat messages; see `encode_prompt`.
-        settings: how to decode. The default is the model's calibrated setting, otherwise the defaults of `DecodingSettings`.
+        settings: how to decode. The default is the model's calibrated setting, otherwise the defaults of
+            `DecodingSettings`.
         raw: don't apply the chat template.
-        with_steps: let each chunk have its pass's tensors, logits [1, m, V] among them: megabytes with a large vocabulary, for
-            as long as the chunk is kept.
-        chat_template_kwargs: what the chat template is rendered with besides the chat, such as `{"enable_thinking": False}`.
-        named: single settings, in place of those in `settings`, such as `max_new_tokens=50`. `sampler` may be a name, and its
-            parameters are settings, too.
+        with_steps: put the pass's tensors into each chunk. They include the logits [1, m, V]: megabytes with a large
+            vocabulary, for as long as the chunk is kept.
+        chat_template_kwargs: further variables of the chat template, such as `{"enable_thinking": False}`.
+        named: single settings, in place of those in `settings`, such as `max_new_tokens=50`. `sampler` may be a name,
+            and its parameters are settings, too.
 
     Raises:
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.

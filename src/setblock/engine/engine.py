@@ -1,6 +1,5 @@
 """Decode many requests together, which start and end between passes.
 
-Knows who waits, who runs, who holds which pages and who is done. Knows nothing of how a pass reveals what it does.
 Single-threaded: whoever has several threads calls it from one of them.
 """
 

@@ -1,7 +1,4 @@
-"""Read lines of prompts, and write lines of their answers as they come, to a file or to stdout.
-
-Knows lines and files. Knows nothing of how answers are made, and imports no PyTorch.
-"""
+"""Read lines of prompts, and write lines of their answers as they come, to a file or to stdout."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -16,7 +13,7 @@ from setblock.json_lines import PartFile, json_line, read_json
 
 @dataclass(frozen=True)
 class PromptLine:
-    """Hold a line of the file."""
+    """A line of the file."""
 
     where: str  # the file and the line, for messages
     number: int  # of the line, from 1

@@ -29,7 +29,7 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """Hold a snapshot of an engine; counts are since it was made."""
+    """A snapshot of an engine; counts are since it was made."""
 
     waiting: int = 0  # requests that wait for a place
     running: int = 0  # requests that are being decoded

@@ -1,7 +1,4 @@
-"""Answer many requests that are all there beforehand, with a full engine; those of a file of prompts into a file of answers.
-
-Knows requests, lines of prompts and the file that is written. Knows nothing of how progress is shown.
-"""
+"""Answer many requests that are all there beforehand, with a full engine; those of a file of prompts into a file of answers."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +50,7 @@ def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str,
 
 @dataclass(frozen=True)
 class FileFigures:
-    """Hold the figures of a run."""
+    """The figures of a run."""
 
     answers: int  # how many the file holds
     failed: int  # how many that were made now ended with the reason `error`

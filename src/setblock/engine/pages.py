@@ -1,7 +1,5 @@
 """Manage the pages of the key-value cache: who holds them, and which hold the beginning of a text that may come again.
 
-Knows page numbers and token ids. Knows nothing of keys, values or models.
-
 What is committed to the cache is exactly what plain decoding would have put there, whichever request did it. So a full page of
 committed tokens may serve every request whose text begins alike. Pages that nobody holds are kept for that until they are
 needed; those that were let go longest ago are given up first.

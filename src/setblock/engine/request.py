@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """Hold the result of one pass for one request.
+    """The result of one pass for one request.
 
     Attributes:
         id: the id of the request.

@@ -1,7 +1,5 @@
 """Share a pass's budget of tokens among requests.
 
-Knows numbers of tokens. Knows nothing of models, pages or text.
-
 A block is fed whole or not at all; a prompt may be cut anywhere. While there are both, each kind may have half of the budget at
 least, and has what the other leaves. Of requests that don't all fit, those served longest ago come first. Prompts share what
 they have evenly, so that a short one is done at once however long the others are.

@@ -1,10 +1,9 @@
-"""Calibrate: find the fastest setting of a sweep that loses no more than is tolerated, with a statistical guarantee.
+"""Calibration: find the fastest setting of a sweep whose loss is within a tolerance, with a statistical guarantee.
 
-Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing: the claim that a setting loses more than is tolerated is
-tested setting by setting in an order fixed beforehand, each at the full error rate, up to the first that is not rejected. The
-order comes from separate examples (Pareto testing, Laufer-Goldshtein et al. 2022). The test is exact, for paired counts.
-
-Knows outcomes. Knows nothing of models or files. docs/calibration.md says what is guaranteed.
+The method is Learn then Test (Angelopoulos et al. 2021) with fixed-sequence testing. For each setting in a fixed order, the
+hypothesis that it loses more than the tolerance is tested at the full error rate; testing stops at the first hypothesis that is
+not rejected. Separate examples give the order (Pareto testing, Laufer-Goldshtein et al. 2022). The test is exact for paired
+counts. docs/calibration.md states the guarantee.
 """
 
 import math
@@ -35,13 +34,13 @@ _TAIL = 1e-12  # bounds the probability of the outcomes that the test does not l
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Describe what may be lost, of new examples like those that were seen."""
+    """The loss that is tolerated on new examples drawn like those of the sweep."""
 
-    # `accuracy`: the share of right answers that plain decoding has more. `tokens`: the share of an answer's tokens that are
-    # not plain decoding's, on average over answers
+    # `accuracy`: plain decoding's share of right answers minus the setting's. `tokens`: the share of an answer's tokens that
+    # differ from plain decoding's, averaged over answers
     measure: Literal["accuracy", "tokens"] = "accuracy"
     most: float = 0.005  # in 0..1, both excluded
-    # The probability, over the examples that were seen, that a setting which loses more is not chosen
+    # The probability, over the draw of the sweep's examples, that no setting which loses more is chosen
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
@@ -59,7 +58,7 @@ class Tolerance:
         return f"at most {100 * self.most:g} {what}, {100 * self.confidence:g}% confidence"
 
     def check_enough(self, examples: int) -> None:
-        """Raise `ParameterError` for a number of examples on which nothing could pass."""
+        """Raise `ParameterError` if no setting could pass on so few examples."""
 
         def enough(testing: int) -> bool:
             return paired_p_value(0, 0, testing, tolerance=self.most) <= 1 - self.confidence
@@ -72,7 +71,7 @@ class Tolerance:
 
 
 def tolerance_of(text: str, *, confidence: float) -> Tolerance:
-    """Return the tolerance that `MEASURE=PERCENT` says; raise `ParameterError` if that is malformed or out of range."""
+    """Parse a tolerance `MEASURE=PERCENT`; raise `ParameterError` if it is malformed or out of range."""
     measure, _, percent = text.partition("=")
     try:
         most = float(percent) / 100
@@ -87,34 +86,34 @@ def tolerance_of(text: str, *, confidence: float) -> Tolerance:
 
 @dataclass(frozen=True)
 class Tested:
-    """Hold one test of the sequence; or exact mode, which loses nothing and needs none."""
+    """The test of one setting; or exact mode, which loses nothing and needs no test."""
 
     point: DecodingSettings
     loss: float  # the mean on the examples of the test
-    p_value: float | None  # of the claim that the setting loses more than is tolerated; None for exact mode
-    passed: bool  # whether that was rejected, and all before it
+    p_value: float | None  # of the hypothesis that the setting loses more than is tolerated; None for exact mode
+    passed: bool  # whether this hypothesis and all before it were rejected
     nfe_speedup: float
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Hold what a calibration found."""
+    """The result of a calibration."""
 
     tolerance: Tolerance
-    tests: Sequence[Tested]  # in their order; the last one failed, unless all passed
+    tests: Sequence[Tested]  # in order; the last one failed, unless all passed
     passed: Tested | None  # the fastest setting that passed
-    # The fastest setting of method `exact`, which keeps any tolerance by what it is; None where the sweep has none
+    # The fastest setting of method `exact`, which meets any tolerance by construction; None if the sweep has none
     exact: Tested | None
-    num_ordering: int  # how many examples the order was found on
-    num_testing: int  # how many were tested on
+    num_ordering: int  # number of examples that determined the order
+    num_testing: int  # number of examples of the tests
 
     @property
     def chosen(self) -> Tested | None:
-        """Return the faster of what passed and of exact mode; None where there is neither."""
+        """Return the faster of `passed` and exact mode; None if there is neither."""
         return _fastest([each for each in (self.exact, self.passed) if each is not None])
 
     def records(self, *, domain: str, fingerprint: str) -> list[CalibratedSetting]:
-        """Return what a checkpoint records: the fastest setting that passed, and exact mode, as far as there are such."""
+        """Return what a checkpoint records: the fastest setting that passed and exact mode, each if there is one."""
         return [
             CalibratedSetting(
                 domain=domain,
@@ -129,7 +128,7 @@ class Calibration:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was chosen, and each test."""
+        """Return the chosen setting and each test, for JSON."""
         chosen = self.chosen
         return {
             "tolerance": asdict(self.tolerance),
@@ -146,16 +145,16 @@ class Calibration:
 def calibrate(
     results: Sequence[Result], tolerance: Tolerance, *, seed: int = 0, examples: Sequence[int] | None = None
 ) -> Calibration:
-    """Find the fastest setting of a sweep that keeps a tolerance. Raise `ParameterError` if there are too few examples for any
-    setting to pass, or the tolerance is of accuracy and nobody can say what is right.
+    """Find the fastest setting of a sweep that meets a tolerance. Raise `ParameterError` if there are too few examples for any
+    setting to pass, or the tolerance is of accuracy and the answers aren't judged.
 
-    If examples to come are drawn like those of the sweep, the setting chosen loses more than is tolerated with a probability
-    of at most 1 - confidence over the draw of the sweep's examples; whatever the settings and however many.
+    If future examples are drawn like those of the sweep, the chosen setting loses more than is tolerated with a probability
+    of at most 1 - confidence over the draw of the sweep's examples, for any number of settings.
 
     Args:
-        results: of a sweep, plain decoding's first.
-        seed: which examples are for the order and which for the tests, and how shares of tokens are rounded.
-        examples: the numbers of those to use; all by default.
+        results: the results of a sweep, plain decoding's first.
+        seed: splits the examples between the order and the tests, and rounds shares of tokens.
+        examples: the indices of the examples to use; all by default.
     """
     # 1. Two sets of examples
     chance = random.Random(seed)
@@ -167,13 +166,13 @@ def calibrate(
     if tolerance.measure == "accuracy" and results[0].accuracy is None:
         raise ParameterError("these examples have no right answers: give a tolerance of tokens")
 
-    # 2. The tests, in the order that the one set says, on the other
+    # 2. The tests: the first set gives the order, the second is tested on
     draws = [chance.random() for _ in testing]
     tests: list[Tested] = []
     for result in order_of_tests([each for each in results if each.point.method == "sbd"], ordering):
         losses = result.lost if tolerance.measure == "accuracy" else result.differing
         seen = [losses[index] for index in testing]
-        # A share counts as a whole loss as often as it is large, which changes no mean
+        # A share is rounded to 1 with a probability equal to itself, else to 0: the mean stays the same
         worse = sum(draw < loss for draw, loss in zip(draws, seen, strict=True))
         better = sum(loss < 0 for loss in seen)
         p_value = paired_p_value(worse, better, len(seen), tolerance=tolerance.most)
@@ -182,7 +181,7 @@ def calibrate(
         if not passed:
             break
 
-    # 3. The fastest; exact mode has nothing to be tested for
+    # 3. The fastest setting; exact mode needs no test
     swept = [each for each in results if each.point.method == "exact"]
     exact = _fastest([Tested(each.point, 0.0, None, True, _speedup(each, testing)) for each in swept])
     fastest = _fastest([test for test in tests if test.passed])
@@ -194,9 +193,9 @@ def _fastest(tests: Sequence[Tested]) -> Tested | None:
 
 
 def order_of_tests(results: Sequence[Result], examples: Sequence[int]) -> list[Result]:
-    """Return the results that a test may choose, from careful to careless, judged by some examples only. How
-    careless a setting is: the accuracy it lost, and the share of its tokens that are not plain decoding's, which separates
-    settings apart where none has lost an answer. One is left out where one before it is as fast, or nearly."""
+    """Return the results to test, from careful to careless, judged on `examples` alone. Carelessness is the accuracy lost, then
+    the share of tokens that differ from plain decoding's, which ranks settings that lost no answer. A setting that is less than
+    `_FASTER` times as fast as one before it is left out."""
     if not examples:
         return list(results)
 
@@ -221,19 +220,19 @@ def _speedup(result: Result, examples: Sequence[int]) -> float:
 
 @lru_cache(maxsize=4096)
 def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) -> float:
-    """Return the p-value of the claim that P(loss = 1) - P(loss = -1) is at least `tolerance`, where `worse` examples have loss
-    1, `better` ones -1, and the others lost nothing: an exact unconditional test for paired counts, valid for every number of
-    examples that are independent and identically distributed.
+    """Return the p-value of the hypothesis that P(loss = 1) - P(loss = -1) is at least `tolerance`, where `worse` examples have
+    loss 1, `better` ones -1, and the others 0. It is an exact unconditional test for paired counts, valid for any number of
+    independent and identically distributed examples.
 
     The statistic is the score statistic of paired proportions (Tango 1998). Its distribution depends on one nuisance
-    parameter, q = P(loss = -1); the p-value is the largest over a confidence interval of q, plus what that interval may miss
-    (Berger and Boos 1994). Where nothing was gained, it is the binomial test's.
+    parameter, q = P(loss = -1); the p-value is the largest over a confidence interval of q, plus that interval's error
+    (Berger and Boos 1994). If `better` is 0, it is the binomial test's.
     """
     n = examples
     assert 0 < tolerance < 1 and min(worse, better) >= 0 and worse + better <= n
     if worse - better >= n * tolerance:
         return 1.0
-    # 1. Where the nuisance parameter is: the Clopper-Pearson interval of its share
+    # 1. The Clopper-Pearson interval of the nuisance parameter
     low, high = (min(q, (1 - tolerance) / 2) for q in _share_interval(better, n, error=_NUISANCE_ERROR))
     # 2. What is at least as extreme. With an outcome, every one with fewer worse or more better answers is in it, whether or
     #    not the statistic says so: then it is likeliest exactly where the claim only just holds.
@@ -249,8 +248,8 @@ def paired_p_value(worse: int, better: int, examples: int, *, tolerance: float) 
 
 
 def _score(worse: NDArray[Any], better: NDArray[Any], n: int, tolerance: float) -> NDArray[np.float64]:
-    """Return Tango's statistic: how many standard errors the difference is above the tolerance, the error taken where
-    the claim only just holds. Negative speaks against the claim."""
+    """Return Tango's statistic: by how many standard errors the difference exceeds the tolerance, with the standard error at
+    the boundary of the hypothesis. Negative values are evidence against the hypothesis."""
     linear = worse + better - tolerance * (2 * n - worse + better)
     q = (linear + np.sqrt(linear**2 + 8 * n * better * tolerance * (1 - tolerance))) / (4 * n)  # the likeliest there
     variance = n * (2 * np.maximum(q, 0) + tolerance - tolerance**2)
@@ -263,7 +262,7 @@ def _largest_probability(counts: NDArray[np.int64], tolerance: float, *, low: fl
 
     An event's probabilities P and P' under two distributions obey |asin sqrt P - asin sqrt P'| <= acos of the distributions'
     Bhattacharyya coefficient, which is the n-th power of one example's. Intervals in which the event could be more likely
-    than at the best point so far, by more than a step, are halved. So rounding up is all that the grid does.
+    than at the best point so far, by more than a step, are halved. So the grid only ever rounds the bound up.
     """
     n, probability = int(counts[:, 0].sum()), _probability_of(counts)
 
@@ -294,7 +293,7 @@ def _largest_probability(counts: NDArray[np.int64], tolerance: float, *, low: fl
 
 
 def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a share, which misses it with a probability of at most `error`."""
+    """Return the Clopper-Pearson interval of a share, which misses the share with a probability of at most `error`."""
 
     def bound(most: int) -> float:
         """Return the share at which more than `most` successes have a probability of 1 - error / 2."""
@@ -309,7 +308,8 @@ def _share_interval(successes: int, trials: int, *, error: float) -> tuple[float
 
 
 def _probability_of(counts: NDArray[np.int64]) -> Callable[[Sequence[float]], float]:
-    """Return a function from the shares of kinds to the probability that n draws give one of the outcomes [kinds, N]."""
+    """Return a function from the probabilities of the kinds to the probability that n draws give one of the outcomes
+    `counts` [kinds, N]."""
     n = int(counts[:, 0].sum())
     factorials = np.append(0.0, np.log(np.arange(1, n + 1)).cumsum())
     coefficients = factorials[n] - factorials[counts].sum(axis=0)  # [N], logarithms of the multinomial coefficients

@@ -1,7 +1,6 @@
-"""Decode while training: accuracy and passes on a few held-out examples, every so many steps.
+"""Decoding during training: accuracy and passes on a few held-out examples, at a fixed interval of steps.
 
-Knows tasks, decoding and the Trainer's callbacks. Knows nothing of losses. Draws no random number and changes no weight: a
-run is the same with it and without.
+It draws no random number and changes no weight, so a run's losses are the same with and without it.
 """
 
 from collections.abc import Iterator
@@ -25,12 +24,12 @@ from setblock.training.trainer.trainer import SBDTrainer
 
 
 class DecodingEvaluator(TrainerCallback):
-    """Log `eval_accuracy_ntp`, and for each entropy bound and method `exact` its `eval_nfe_speedup_NAME` and
-    `eval_accuracy_NAME`."""
+    """A callback that logs `eval_accuracy_ntp`, and `eval_nfe_speedup_NAME` and `eval_accuracy_NAME` for each entropy bound and
+    for method `exact`."""
 
     def __init__(self, trainer: SBDTrainer, model: SBDModel, section: DecodingEvaluationSection) -> None:
-        """Take what trains, and the model that it trains, or raise `SetBlockError` if there is no such task, the section
-        asks for what decoding has not, or the weights are spread."""
+        """Prepare the examples and settings. Raise `SetBlockError` if there is no such task, a setting of the section is not
+        valid, or the weights are sharded over processes."""
         task = task_named(section.task)
         if trainer.args.objective == "ntp":
             raise SetBlockError(
@@ -62,12 +61,12 @@ class DecodingEvaluator(TrainerCallback):
             self._settings["exact"] = DecodingSettings(method="exact", drafts="fixed", **common)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Evaluate what the run starts from."""
+        """Evaluate the model that the run starts from."""
         if state.global_step == 0:
             self._evaluate(state)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Evaluate every so many steps, and after the last."""
+        """Evaluate at each interval, and after the last step."""
         if state.global_step % self._every == 0 or state.global_step == state.max_steps:
             self._evaluate(state)
 
@@ -94,8 +93,8 @@ class DecodingEvaluator(TrainerCallback):
 
 @contextmanager
 def _without_autocast(model: nn.Module) -> Iterator[None]:
-    """Run a model in the type of its weights, where Accelerate has put autocast around its forward pass. Under
-    autocast a token's bits depend on what shares its pass, so method `exact` would give other texts than `ntp`."""
+    """Run a model in the dtype of its weights, without the autocast that Accelerate wraps around its forward pass. Under
+    autocast a token's logits depend on what shares its pass, so method `exact` would give other texts than `ntp`."""
     wrapped, own = model.__dict__.get("forward"), model.__dict__.get("_original_forward")
     if own is None:
         yield

@@ -1,7 +1,7 @@
-"""Judge the answers to a task: as the task says, or by the program in an answer, if the user has allowed to run it.
+"""Judging of the answers to a task: by the task's own judge, or by running the program in an answer, if the user allows it.
 
-Each program runs in a separate process with limits. Bubblewrap confines it: it has no network, sees no other process, and may
-read the system's files and Python's alone. Where bubblewrap does not run, a warning says so; then time, memory and output alone
+Each program runs in a separate process with limits. Bubblewrap confines it: it has no network, sees no other process, and can
+read only the system's files and Python's. Where bubblewrap does not run, a warning says so, and only time, memory and output
 are limited.
 """
 
@@ -24,8 +24,8 @@ from setblock.errors import ParameterError, SetBlockError, warn
 
 
 def check_judge(task: Task[Any], *, allow_code_execution: bool) -> None:
-    """See that answers can be judged here, before anything is asked. Raise `ParameterError` if the task runs programs that the
-    model writes and the user has not allowed it, and `SetBlockError` if programs can't be run here."""
+    """Check, before anything is decoded, that answers can be judged here. Raise `ParameterError` if the task runs programs that
+    the model writes and the user has not allowed it, and `SetBlockError` if programs can't be run here."""
     if task.runs_code and not allow_code_execution:
         raise ParameterError(
             f"the task {task.name} runs programs that the model writes: allow it with --allow-code-execution "
@@ -36,8 +36,8 @@ def check_judge(task: Task[Any], *, allow_code_execution: bool) -> None:
 
 
 def verdicts_on(task: Task[Any], examples: Sequence[Example], answers: Sequence[str]) -> list[Verdict] | None:
-    """Return what each answer scores; None where nobody can say. Programs are run: see `check_judge`. Raise `SetBlockError`
-    if programs can't be run here."""
+    """Return the verdict on each answer; None if the task has no judge. This may run programs: see `check_judge`. Raise
+    `SetBlockError` if programs can't be run here."""
     if task.judge is None:
         return None
     judged = [task.judge(example, answer) for example, answer in zip(examples, answers, strict=True)]
@@ -70,8 +70,8 @@ __import__("os").write(1, {token!r})
 
 
 def finish(programs: Sequence[str]) -> list[bool]:
-    """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line: not
-    those that leave before, with whatever exit code. Raise `SetBlockError` if programs can't be run here."""
+    """Run Python programs, as many at a time as there are processors, and return which of them ran to their last line. A
+    program that exits earlier counts as failed, whatever its exit code. Raise `SetBlockError` if programs can't be run here."""
     confined = _confinement()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda program: _run(program, confined, _SECONDS)[0], programs))
@@ -84,7 +84,7 @@ _BUBBLEWRAP = (
 
 @lru_cache
 def _confinement() -> tuple[str, ...]:
-    """Return what comes before a program's command: bubblewrap's, or nothing where it does not run, which is warned of."""
+    """Return the prefix of a program's command: bubblewrap's, or nothing, with a warning, where bubblewrap does not run."""
     bubblewrap = shutil.which("bwrap")
     why = "it is not installed (apt install bubblewrap)"
     if bubblewrap is not None:
@@ -125,7 +125,7 @@ def _run(program: str, confined: tuple[str, ...], seconds: float) -> tuple[bool,
         except subprocess.TimeoutExpired:
             return False, f"after {seconds:g} seconds"
         finally:
-            with suppress(ProcessLookupError):  # what it started and left behind
+            with suppress(ProcessLookupError):  # kill processes that it started and left behind
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         output.seek(0)

@@ -1,7 +1,4 @@
-"""Make a task of a file of prompts, prompts with their completions, or chats; an answer is judged by one right text (`JUDGES`).
-
-Knows the shapes of a line, those of training data, and texts. Knows nothing of models.
-"""
+"""Tasks made from a file of prompts, prompts with completions, or chats. One reference judges an answer (`JUDGES`)."""
 
 import json
 import re
@@ -41,9 +38,9 @@ JUDGES: dict[str, Callable[[str, str], Verdict]] = {
     "last-number": _last_number,
     "json": _json,
 }
-"""exact-match: the same text, but for white space around it. contains: the reference occurs in the answer. last-number: the
-last number of both is the same. json: both are the same JSON value, with nothing around it. Each gets a reference and
-an answer. A reference that has not the form that the judge needs is wrong, too."""
+"""The judges by name; each is called with a reference and an answer. exact-match: the texts are equal, except for white space
+around them. contains: the answer contains the reference. last-number: the last numbers of both are equal. json: both are the
+same JSON value, with nothing around it. If the reference lacks the form that the judge needs, the answer counts as wrong."""
 
 
 def _number_in(text: str) -> Decimal | None:
@@ -69,19 +66,19 @@ def _same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class RecordExample(TextExample):
-    """Hold a line: a prompt, or a chat up to the answer. `answer` is its reference; None where it has none."""
+    """One line of the file: a prompt, or a chat up to the answer. `answer` is its reference; None if there is none."""
 
     chat: tuple[dict[str, Any], ...] = ()
     where: str = "a record"  # names it to a user
-    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the line as it stands in the file
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the line as it is in the file
 
     def requested(self, *, raw: bool) -> str | list[dict[str, Any]]:
         """See `Example.requested`. A chat needs a chat template, whatever `raw` says."""
         return list(self.chat) or super().requested(raw=raw)
 
     def reference_record(self, *, raw: bool) -> dict[str, Any]:
-        """Return what was `requested` and its reference as a record to train on. Of a chat that is the line itself, with its
-        tools and each answer in it."""
+        """Return the prompt (see `requested`) and its reference as a training record. For a chat it is the line itself, with
+        its tools and every answer in it."""
         if self.chat:
             return dict(self.columns)
         if raw:
@@ -90,12 +87,14 @@ class RecordExample(TextExample):
 
 
 def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) -> Task[RecordExample]:
-    """Return the task of a file of records, named like it. It has one split, `test`, and the examples in their order. Raise
-    `SetBlockError` if the file can't be read or a record has another shape, some records have a reference and others have not,
-    the judge needs references or others, or `raw` meets a chat.
+    """Return the task of a file of records, named after the file. It has one split, `test`, with the examples in file order.
+
     The file has JSON lines, or is a Parquet file. A record has a `prompt`, with or without a `completion`, or `messages`. The
     reference of a chat is the assistant's message at its end, if there is one. Other columns have no effect. The `judge` is one
-    of `JUDGES`, by default `exact-match`, if there are references. `raw` continues prompts without a chat template."""
+    of `JUDGES`, by default `exact-match` if there are references. `raw` continues prompts without a chat template.
+
+    Raise `SetBlockError` if the file can't be read, a record has another shape, only some records have a reference, the
+    judge needs references that are missing or of another form, or `raw` is set for a chat."""
     from setblock.data.texts.records import SUFFIXES, FileRecords
 
     if judge is not None:
@@ -136,8 +135,8 @@ def task_of_records(path: Path, *, judge: str | None = None, raw: bool = False) 
         return judged(example.answer, answer)
 
     judge_of_task = None if examples[0].answer is None else verdict
-    told = f"the records of {path.name}"
-    return Task(path.stem, told, lambda split, seed: iter(examples), judge_of_task, raw=raw, splits=("test",))
+    title = f"the records of {path.name}"
+    return Task(path.stem, title, lambda split, seed: iter(examples), judge_of_task, raw=raw, splits=("test",))
 
 
 def _example(record: "SourceRecord") -> RecordExample:

@@ -1,7 +1,4 @@
-"""Score a model on the reference answers of records, token by token, as training on them would: free chats have no judge.
-
-Knows records, the encoder of training and plain decoding's probabilities. Knows nothing of answers that a model gives.
-"""
+"""Scores of a model on the reference answers of records, token by token, as in training. Free chats have no other judge."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,9 +22,9 @@ def reference_scores(
     raw: bool,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> TokenScores | None:
-    """Return the scores of the reference answers of records: of each token of an assistant's message or a completion, the one
-    that ends it included, given the true tokens before it. None where the examples are no records with references; also where
-    these can't be scored, with a warning that says why.
+    """Return plain decoding's scores of the reference answers of records. Each token of an assistant's message or a completion,
+    the end token included, is scored given the reference's tokens before it. Return None if the examples are not records with
+    references, and, with a warning that says why, if the references can't be scored.
 
     Args:
         raw: whether prompts are continued without the chat template.
@@ -48,7 +45,7 @@ def reference_scores(
 
 
 def _documents(model: SBDModel, records: Sequence[RecordExample], *, raw: bool) -> list[Document]:
-    """Return the documents of records as training encodes them; special tokens that they spell are letters, as in prompts."""
+    """Return the documents of records as training encodes them; special-token text in them is plain text, as in prompts."""
     data = DataSection.model_validate({"source": "records", "special_tokens": "spell"})
     encoder = Encoder(model.tokenizer, data.sources[0], data)
     sources = (SourceRecord(each.where, each.reference_record(raw=raw)) for each in records)

@@ -1,7 +1,7 @@
-"""Define the result of evaluating one way to decode on the examples of a task, and the outcome of each example.
+"""The result of an evaluation at one operating point, and the outcome of each example.
 
-An evaluation is a `Result`; a sweep is a list of them over the same examples, plain decoding's first. Every figure is counted
-from the outcomes of the examples, here and nowhere else. Knows nothing of how answers are decoded or kept.
+An evaluation is a `Result`; a sweep is a list of results over the same examples, plain decoding's first. All figures are
+computed here, from the outcomes of the examples.
 """
 
 import math
@@ -23,32 +23,32 @@ from setblock.model.runners.teacher_forcing import TokenScores
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Hold one number for each example, in the order of the task, in every column."""
+    """The outcomes of the examples: every field has one number for each example, in the order of the task."""
 
     tokens: tuple[int, ...]  # length of the answer, its end-of-text included
-    # Forward passes by kind, as in `PassCounts`: those of each request on its own, so that a batch's pass counts once for every
+    # Forward passes by kind, as in `PassCounts`, counted for each request on its own: a batch's pass counts once for every
     # row that takes part in it
     prefill: tuple[int, ...]
     block: tuple[int, ...]
     commit: tuple[int, ...]
-    # At how many positions the answer is not NTP's. What one answer has past the end of the other differs
+    # The number of positions at which the answer differs from NTP's; all positions past the end of the shorter one differ
     differing: tuple[int, ...]
-    correct: tuple[int, ...] | None = None  # 1 for a right answer, else 0; None where nobody can say
+    correct: tuple[int, ...] | None = None  # 1 for a right answer, else 0; None if answers aren't judged
     scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # further scores by name, in 0..1
 
     @property
     def decoding(self) -> tuple[int, ...]:
-        """Return the passes without the prefill, commits included."""
+        """The passes of each example without the prefill, commits included."""
         return tuple(block + commit for block, commit in zip(self.block, self.commit, strict=True))
 
     @property
     def num_forwards(self) -> int:
-        """Return all passes of all examples, prefills included."""
+        """The number of passes of all examples, prefills included."""
         return sum(self.prefill) + sum(self.decoding)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Return the tokens per pass, the prefill of each example counted as one."""
+        """The mean number of tokens per pass; each example's prefill counts as one pass."""
         return sum(self.tokens) / (sum(min(each, 1) for each in self.prefill) + sum(self.decoding))
 
     def __len__(self) -> int:
@@ -64,8 +64,8 @@ def outcomes_of(
     ntp: Sequence[Sequence[int]] | None = None,
     verdicts: Sequence[Verdict] | None = None,
 ) -> Outcomes:
-    """Count answers, at least one. `ntp` are the token ids of NTP's answers to the same examples, None where these are NTP's
-    own; and `verdicts` those on the answers, None where nobody can say."""
+    """Return the outcomes of at least one answer. `ntp`: the token ids of NTP's answers to the same examples; None if these are
+    NTP's own. `verdicts`: the verdicts on the answers; None if they aren't judged."""
     own = [answer.token_ids for answer in answers]
     return Outcomes(
         tokens=tuple(map(len, own)),
@@ -79,21 +79,21 @@ def outcomes_of(
 
 
 def differing(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of positions at which two answers differ; past the end of the shorter one all do. Never less
-    than their edit distance."""
+    """Return the number of positions at which two answers differ; all positions past the end of the shorter one do. It is at
+    least their edit distance."""
     same = sum(a == b for a, b in zip(one, other, strict=False))
     return max(len(one), len(other)) - same
 
 
 def nfe_speedup(*, ntp_passes: int, passes: int) -> float | None:
-    """Return the passes that NTP took for each pass that was taken, prefills excluded and commits included on both sides.
-    None where there was nothing to decode after the prefill."""
+    """Return NTP's number of passes divided by the method's, prefills excluded and commits included on both sides. None if
+    there was nothing to decode after the prefill."""
     return ntp_passes / passes if passes else None
 
 
 @dataclass(frozen=True)
 class Result:
-    """Hold the result of one operating point.
+    """The result at one operating point.
 
     Attributes:
         run: what all results of a sweep share: the task, the shared settings, and in a sweep the model and the code.
@@ -116,67 +116,66 @@ class Result:
 
     @property
     def plain(self) -> "Result":
-        """Return plain decoding's result: `ntp`, or this one."""
+        """Plain decoding's result: `ntp`, or this one."""
         return self.ntp or self
 
     @property
     def num_examples(self) -> int:
-        """Return the number of examples."""
+        """The number of examples."""
         return len(self.outcomes)
 
     @property
     def accuracy(self) -> float | None:
-        """Return the share of right answers. None if the task has no right answer."""
+        """The share of right answers. None if answers aren't judged."""
         return None if self.outcomes.correct is None else sum(self.outcomes.correct) / self.num_examples
 
     @property
     def accuracy_interval(self) -> tuple[float, float] | None:
-        """Return the 95% Wilson interval of the accuracy."""
+        """The 95% Wilson interval of the accuracy."""
         correct = self.outcomes.correct
         return None if correct is None else wilson_interval(sum(correct), self.num_examples)
 
     @property
     def scores(self) -> dict[str, float]:
-        """Return the means of the task's further scores."""
+        """The means of the task's further scores, by name."""
         return {name: sum(values) / self.num_examples for name, values in self.outcomes.scores.items()}
 
     @property
     def mean_passes(self) -> float:
-        """Return the mean number of passes for each example, without the prefill and with commits."""
+        """The mean number of passes per example, without the prefill and with commits."""
         return sum(self.outcomes.decoding) / self.num_examples
 
     @property
     def nfe_speedup(self) -> float | None:
-        """Return `nfe_speedup` over all examples."""
+        """The NFE speed-up over all examples (see the function `nfe_speedup`)."""
         return self.nfe_speedup_on(range(self.num_examples))
 
     @property
     def identical_to_ntp(self) -> float:
-        """Return the share of answers that equal NTP's, token for token."""
+        """The share of answers that equal NTP's, token for token."""
         return sum(count == 0 for count in self.outcomes.differing) / self.num_examples
 
     @property
     def token_agreement(self) -> float:
-        """Return the mean over answers of the share of positions at which the token equals NTP's: 1 minus the mean of
-        `differing`. Every answer has the same weight, as in a tolerance of `setblock calibrate`."""
+        """The mean over answers of the share of positions at which the token equals NTP's: 1 minus the mean of `differing`.
+        Every answer has the same weight, as in a tolerance of `setblock calibrate`."""
         return 1 - sum(self.differing) / self.num_examples
 
     @property
     def differing(self) -> list[float]:
-        """Return for each example the share of positions at which the answer is not NTP's, of the longer answer's; in
-        0..1."""
+        """Return for each example the share of positions, in 0..1 of the longer answer's, that differ from NTP's answer."""
         lengths = map(max, self.plain.outcomes.tokens, self.outcomes.tokens)
         return [count / max(length, 1) for count, length in zip(self.outcomes.differing, lengths, strict=True)]
 
     @property
     def lost(self) -> list[int]:
-        """Return for each example 1 where NTP is right and this is wrong, -1 where it is the other way round, else 0."""
+        """Return for each example 1 if NTP is right and this answer is wrong, -1 for the opposite, else 0."""
         theirs, ours = self.plain.outcomes.correct, self.outcomes.correct
         assert theirs is not None and ours is not None
         return [right - mine for right, mine in zip(theirs, ours, strict=True)]
 
     def nfe_speedup_on(self, examples: Sequence[int]) -> float | None:
-        """Return `nfe_speedup` over some of the examples, given by their numbers."""
+        """Return the NFE speed-up over some of the examples, given by their indices."""
         ntp, passes = self.plain.outcomes.decoding, self.outcomes.decoding
         return nfe_speedup(ntp_passes=sum(ntp[i] for i in examples), passes=sum(passes[i] for i in examples))
 
@@ -215,19 +214,19 @@ class Result:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures, and the outcomes that they are counted from."""
+        """Return the figures and the outcomes that they are computed from, for JSON."""
         kept = {"run": self.run, "outcomes": _OUTCOMES.dump_python(self.outcomes, mode="json")}
         return {**self.figures(), **kept, **({} if self.ntp else {"token_ids": list(map(list, self.token_ids or ()))})}
 
 
 def _of_references(scores: TokenScores) -> dict[str, Any]:
-    """Return the scores by the names that a training run logs them under, there with `eval_`."""
+    """Return the scores by the names under which a training run logs them, without its prefix `eval_`."""
     return {"token_loss": scores.loss, "mean_token_accuracy": scores.accuracy, "reference_tokens": scores.tokens}
 
 
 def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
-    """Restore a result from `to_json`, or raise `SetBlockError` if it is none. The figures are counted again from the outcomes.
-    `ntp` is plain decoding's result; None where this must be it."""
+    """Return the result that `to_json` wrote, or raise `SetBlockError` if `recorded` is not one. The figures are computed again
+    from the outcomes. `ntp` is plain decoding's result; None if this must be plain decoding's own."""
     try:
         made = {key: recorded[key] for key in ("date", "hardware", "versions")}
         seconds, token_ids, run = float(recorded["seconds"]), recorded.get("token_ids"), recorded["run"]
@@ -247,7 +246,7 @@ def result_from_json(recorded: Any, *, ntp: Result | None) -> Result:
 
 
 def title_of(results: Sequence[Result]) -> str:
-    """Return which task, how many examples, which model."""
+    """Return a title: the task, the number of examples and the model."""
     task, model = results[0].run["task"], results[0].run["model"]
     split = task["options"].get("split")
     examples = f"{task['num_examples']:,} {task['name']}{f', {split} split' if split else ''}"
@@ -255,7 +254,7 @@ def title_of(results: Sequence[Result]) -> str:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95% Wilson score interval of a share, within 0..1; it is honest at 0 and 1 and for few trials too."""
+    """Return the 95% Wilson score interval of a share, within 0..1. It is valid at 0 and 1 and for few trials, too."""
     share, z = successes / trials, NormalDist().inv_cdf(0.975)
     weight = 1 + z**2 / trials
     middle = (share + z**2 / (2 * trials)) / weight
@@ -264,8 +263,8 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def pareto_front(results: Sequence[Result]) -> list[Result]:
-    """Return those that no other one beats, by ascending passes: none has at least the same accuracy in at most as many passes,
-    unless both are the same. Empty where nobody can say what is right."""
+    """Return the results on the Pareto front of accuracy and passes, by ascending passes: no other result has at least the same
+    accuracy in at most as many passes, unless both are equal. Empty if answers aren't judged."""
     points = [(each.mean_passes, each.accuracy) for each in results if each.accuracy is not None]
     if len(points) < len(results):
         return []

@@ -1,8 +1,7 @@
-"""Answer a task's examples at one or many operating points, and by plain decoding (`evaluate` and `sweep`); or one prompt by
-two methods (`compare`).
+"""Evaluation runs: answer a task's examples at one or many operating points and by plain decoding (`evaluate` and `sweep`),
+or one prompt by two methods (`compare`).
 
-Knows examples, answers, and which points are still to be decoded. Knows nothing of any task in particular, nor of how
-answers are counted.
+`setblock.evaluation.judging` judges the answers, and `setblock.evaluation.result` computes the figures.
 """
 
 import json
@@ -33,7 +32,7 @@ Progress = Callable[[DecodingSettings, int], None]
 
 
 class Asked(TypedDict, total=False):
-    """Hold keyword arguments that `evaluate` and `sweep` share; `evaluate` describes them."""
+    """The keyword arguments that `evaluate` and `sweep` share; `evaluate` describes them."""
 
     split: str
     seed: int
@@ -51,14 +50,14 @@ def evaluate(
     on_references: Callable[[int], None] = lambda done: None,
     **requested: Unpack[Asked],
 ) -> Result:
-    """Evaluate a model on the first examples of a task, by NTP and, if it is another, by the method of `settings`. Raise
+    """Evaluate a model on the first examples of a task, by NTP and by the method of `settings`, if that is another. Raise
     `SetBlockError` if an argument is out of its range, or the model does not support the request.
 
     Args:
         settings: how to decode. NTP uses the same settings, except for the method.
         on_progress: called with the operating point and the number of examples answered so far.
-        on_references: called with the number of references scored so far; of records of a file alone, see `reference_scores`.
-        asked: which examples, and how they are answered together. `split` (`test`): the split that they come from; see
+        on_references: called with the number of references scored so far; only for records of a file, see `reference_scores`.
+        requested: which examples, and how they are answered together. `split` (`test`): the split that they come from; see
             `Task.examples`. `seed` (0): the seed that they are generated from. `limit` (100): how many, at least 1.
             `batch_size` (32): how many are decoded at once, at least 1; it changes the time, never an answer or a count.
             `allow_code_execution` (False): whether a task such as HumanEval may run the programs that the model writes; see
@@ -68,7 +67,10 @@ def evaluate(
     settings = with_calibration(model, settings)
     point = point_of(model, settings)
     run = {"task": exam.identity, "settings": changed_settings(settings)}
-    points = {point: settings, NTP: replace(settings, method="ntp")}  # that first: what it refuses is reported at once
+    points = {
+        point: settings,
+        NTP: replace(settings, method="ntp"),
+    }  # the method first: its errors are reported at once
     answers = {at: exam.decode(how, partial(on_progress, at)) for at, how in points.items()}
     ntp = exam.result(run, NTP, answers[NTP], ntp=None)
     result = ntp if point == NTP else exam.result(run, point, answers[point], ntp=ntp)
@@ -86,12 +88,12 @@ def sweep(
     **requested: Unpack[Asked],
 ) -> list[Result]:
     """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `requested`. NTP is decoded once.
-    Return NTP and the requested points in their order, even if the file has others too. Raise `SetBlockError` if an argument is
-    out of its range, the file holds another sweep, or the model does not support the request.
+    Return the results of NTP and of the requested points in their order, even if the file has others, too. Raise
+    `SetBlockError` if an argument is out of its range, the file has another sweep, or the model does not support the request.
 
     Args:
         points: the operating points, in this order. A point that the file already has is not decoded again.
-        path: a file that each result is added to. An interrupted sweep resumes from it. None keeps no file.
+        path: the file to which each result is appended. An interrupted sweep resumes from it. None writes no file.
         shared: the settings that all points share, such as `max_new_tokens`.
     """
     exam = Exam(model, task, **requested)
@@ -100,7 +102,7 @@ def sweep(
         "model": {
             "name": model.model.name_or_path,
             "fingerprint": model_fingerprint(model),
-            **({"prepacked": True} if model.prepacked else {}),  # adds up in another order, and takes other times
+            **({"prepacked": True} if model.prepacked else {}),  # sums in another order, and takes other times
         },
         "task": exam.identity,
         "settings": changed_settings(shared),
@@ -122,7 +124,7 @@ def sweep(
 
 
 def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
-    """Return the settings that belong to no operating point and differ from the default, as JSON holds them."""
+    """Return the settings that are not part of an operating point and differ from the default, for JSON."""
     changed = {name: value for name, value in settings.changed().items() if name not in ("method", *POINT)}
     whole: dict[str, Any] = json.loads(json.dumps(changed, default=str))
     return whole
@@ -130,7 +132,7 @@ def changed_settings(settings: DecodingSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TimedAnswers:
-    """Hold a model's answers, in the order of the examples, and the seconds that they took together."""
+    """A model's answers, in the order of the examples, and the seconds that they took together."""
 
     generations: Sequence[Generation]
     seconds: float
@@ -145,8 +147,8 @@ def answers_to(
     raw: bool = False,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> TimedAnswers:
-    """Answer prompts, each by its `settings`. Those of like length share a batch, the longest come first; `on_progress` hears
-    how many are answered so far."""
+    """Answer prompts, each by its `settings`. Prompts of similar length share a batch, the longest first. `on_progress` is
+    called with the number of prompts answered so far."""
     started = time.perf_counter()
     order = sorted(range(len(prompts)), key=lambda index: len(str(prompts[index])), reverse=True)
     answers: dict[int, Generation] = {}
@@ -159,7 +161,7 @@ def answers_to(
 
 
 class Exam:
-    """Hold the first examples of a task's split, and how a model is asked."""
+    """The first examples of a task's split, and how they are put to a model."""
 
     def __init__(
         self,
@@ -193,7 +195,7 @@ class Exam:
     def result(
         self, run: Mapping[str, Any], point: DecodingSettings, answers: TimedAnswers, *, ntp: Result | None
     ) -> Result:
-        """Judge and count; `ntp` is NTP's result, None where these are its answers."""
+        """Judge the answers and return their result. `ntp` is NTP's result; None if these are NTP's answers."""
         generations = answers.generations
         verdicts = verdicts_on(self.task, self.examples, [each.text for each in generations])
         return Result(
@@ -208,21 +210,21 @@ class Exam:
 
 
 def prompts_of(task: Task[Any], examples: Sequence[Example], model: LanguageModel) -> tuple[list[Prompt], bool]:
-    """Return how a model is asked, and whether the prompt is continued directly, without a chat template."""
+    """Return the prompts, and whether they are continued directly, without a chat template."""
     raw = task.raw or model.tokenizer.chat_template is None
     return [example.requested(raw=raw) for example in examples], raw
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Hold the same request, decoded by two methods."""
+    """The same request, decoded by two methods."""
 
     ntp: Generation  # one token a pass
     blocks: Generation  # in blocks, by method `sbd` or `exact`
 
     @property
     def identical(self) -> bool:
-        """Return whether both wrote the same tokens."""
+        """Whether both methods wrote the same tokens."""
         return self.ntp.token_ids == self.blocks.token_ids
 
     @property
@@ -232,7 +234,7 @@ class Comparison:
 
     @property
     def wall_clock_speedup(self) -> float:
-        """Return the seconds of NTP divided by the seconds in blocks, including the prefill on both sides."""
+        """The seconds of NTP divided by the seconds in blocks, the prefill included on both sides."""
         return self.ntp.seconds / self.blocks.seconds
 
 
@@ -244,14 +246,14 @@ def compare(
     raw: bool = False,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each. The other settings hold for
-    both. Other arguments are those of `setblock.stream`. Raise `SetBlockError` as it does, or if the method is `ntp`."""
+    """Decode a prompt by NTP and by the method of `settings`, after a few untimed passes of each. The other settings apply to
+    both. Other arguments and errors are those of `setblock.stream`; also raise `SetBlockError` if the method is `ntp`."""
     blocks = with_calibration(model, settings)
     if blocks.method == "ntp":
         raise ParameterError(f"method must be sbd or exact, to be compared with ntp, not {blocks.method}")
     ntp = replace(blocks, method="ntp")
     given: dict[str, Any] = {"raw": raw, "chat_template_kwargs": chat_template_kwargs}
-    for each in (blocks, ntp):  # blocks first: whatever they refuse is reported at once
+    for each in (blocks, ntp):  # blocks first: their errors are reported at once
         for _ in islice(stream(model, prompt, settings=each, **given), 8):  # not timed
             pass
     return Comparison(

@@ -1,7 +1,4 @@
-"""Trace everything that each forward pass did to one answer, in plain numbers and texts.
-
-Knows the chunks of a stream. Knows nothing of pages or terminals.
-"""
+"""Traces: what each forward pass did to one answer, in plain numbers and texts."""
 
 import math
 from collections.abc import Mapping
@@ -20,34 +17,34 @@ from setblock.model.protocol.runtime import LanguageModel
 
 @dataclass(frozen=True)
 class TracedToken:
-    """Hold a token that a pass revealed."""
+    """A token that a pass revealed."""
 
     index: int  # its place in the answer, from 0
-    text: str  # what it adds. A token that is part of a character may be a replacement character
+    text: str  # what it adds to the text; a token that is part of a character may be a replacement character
     entropy: float  # in nats, of the distribution that it was chosen from
     is_end: bool  # whether it ends the answer
 
 
 @dataclass(frozen=True)
 class TracedPass:
-    """Describe one forward pass. It is over the prompt (`prefill`), the open block (`block`), the finished one too, which it
-    writes to the cache causally (`commit`), or one token, in method `ntp` (`token`)."""
+    """One forward pass: over the prompt (`prefill`), over the open block (`block`), over the open block and the finished one,
+    which it writes to the cache causally (`commit`), or, in method `ntp`, over one token (`token`)."""
 
     number: int  # 0 for the prefill, then 1, 2, ...
     kind: Literal["prefill", "token", "block", "commit"]
-    start: int  # the first position of the open block. All earlier positions are in the cache after the pass
-    size: int  # the number of its positions that are revealed or were computed, including gaps
+    start: int  # the first position of the open block; all earlier positions are in the cache after the pass
+    size: int  # the number of the block's positions that are revealed or were computed, including gaps
     revealed: list[TracedToken]  # from left to right
-    masked: list[tuple[int, float]]  # the place and entropy of each position that it computed and left masked
+    masked: list[tuple[int, float]]  # the place and entropy of each position that the pass computed and left masked
     corrected: TracedToken | None  # in method `exact`, the place where a draft was wrong, and its new token
-    # Places of tokens that stood before the pass and are void now: right of the correction, or, in method `exact`, behind the
-    # gap at which a draft ended
+    # Places of tokens that were revealed before the pass and are dropped now: right of the correction, or, in method `exact`,
+    # behind the gap at which a draft ended
     dropped: list[int]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Hold one answer, pass by pass."""
+    """One answer, pass by pass."""
 
     prompt: Prompt
     text: str
@@ -99,8 +96,8 @@ def trace(
         revealed = [token(each) for each in event.revealed]
         standing |= {each.index: each for each in (corrected, *revealed) if each is not None}
 
-        # What a pass computed behind a draft that it found wrong was thrown away. `known` may be shorter than the places: what
-        # is behind it is not of the block
+        # What a pass computed behind a wrong draft was discarded. `known` may be shorter than the places: positions past its
+        # end are not in the block
         known = step.reading.given.block.known[0].tolist() if corrected is None else []
         end = min((index for index, each in standing.items() if each.is_end), default=places[-1] + 1)
         masked = [

@@ -1,7 +1,6 @@
-"""Translate families of models to llama.cpp's names, and their configs and weights to GGUF's.
+"""The model families that can be exported, and the translation of their configs and weights to GGUF's names.
 
-Knows configs of Transformers and names of GGUF. Knows nothing of tokenizers, types or files. A family is added by a row of
-`FAMILIES`; what a config asks for that llama.cpp computes otherwise is refused.
+A family is added by a row of `FAMILIES`. Configs with features that llama.cpp computes differently are refused.
 """
 
 from collections.abc import Iterator
@@ -18,13 +17,13 @@ from setblock.errors import SetBlockError
 
 @dataclass(frozen=True)
 class Family:
-    """Describe how llama.cpp computes a family."""
+    """How llama.cpp computes a family of models."""
 
-    architecture: str  # its name there
+    architecture: str  # its name in llama.cpp
     pairs_neighbours: bool = False  # it rotates neighbouring dimensions of a head; Transformers those half a head apart
     adds_one: bool = False  # norms multiply by 1 + weight in Transformers; GGUF stores the sum
-    # Of how many layers the last has no window; 0 where llama.cpp gives no layer one, and so a text longer than the window is
-    # computed otherwise
+    # The period of layers without a window: the last of so many has none. 0 where llama.cpp gives no layer a window, and so
+    # computes texts longer than the window differently
     pattern: int = 0
 
 
@@ -37,11 +36,11 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family("gemma3", adds_one=True, pattern=6),
     "phi3": Family("phi3"),
 }
-"""By the `model_type` of the config."""
+"""The families by the `model_type` of the config."""
 
 
 def family_of(model: PreTrainedModel) -> Family:
-    """Return the family of a model, or raise `SetBlockError` if it is not known here, or llama.cpp computes it otherwise."""
+    """Return the family of a model. Raise `SetBlockError` if it is not supported, or if llama.cpp computes it differently."""
     config = model.config
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -69,7 +68,7 @@ def family_of(model: PreTrainedModel) -> Family:
 
 
 def write_config(writer: gguf.GGUFWriter, model: PreTrainedModel, family: Family) -> None:
-    """Write what the config says."""
+    """Write the model's config as GGUF metadata."""
     config = model.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     context = config.max_position_embeddings
@@ -101,7 +100,7 @@ def write_config(writer: gguf.GGUFWriter, model: PreTrainedModel, family: Family
 
 
 def tensors_of(model: PreTrainedModel, family: Family) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights by GGUF's names, as llama.cpp wants them, or raise `SetBlockError` if GGUF has no name for one."""
+    """Yield the weights by GGUF's names, in llama.cpp's layout. Raise `SetBlockError` if GGUF has no name for one."""
     config = model.config
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -123,7 +122,7 @@ def tensors_of(model: PreTrainedModel, family: Family) -> Iterator[tuple[str, Te
 
 
 def _ropes(config: Any) -> dict[str, dict[str, Any]]:
-    """Return the rotary positions of a config, by the kind of its layers."""
+    """Return the rotary settings of a config, by the kind of layer."""
     rope: dict[str, Any] = config.rope_parameters
     return {"all layers": rope} if "rope_type" in rope else rope
 

@@ -1,7 +1,6 @@
-"""Write a model as a GGUF file, which stock llama.cpp runs as any other and which records what setblock needs.
+"""The export of a model to a GGUF file, which stock llama.cpp runs and which also contains the SBD config and the tokenizer.
 
-Knows the order of things in a file, types of numbers, `tokenizer.json`, and llama.cpp's names for ways to split a text. Knows
-nothing of any family.
+What depends on the model's family is in `setblock.export.families`.
 """
 
 import json
@@ -26,12 +25,12 @@ from setblock.model.loading.gguf import END_OF_TEXT_KEY, FACTS_KEY, ROLES, TOKEN
 from setblock.model.sbd_model import SBDModel
 
 WeightType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-"""What matrices are stored as, by GGML's names; the `gguf` package writes these."""
+"""Types in which matrices are stored, by GGML's names; the `gguf` package can write these."""
 
 
 def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> None:
-    """Write a model, its tokenizer and its SBD config. The file appears once it is whole. Raise `SetBlockError` if the model
-    has an adapter or is quantised, llama.cpp does not know its family or its tokenizer, or the file can't be written."""
+    """Write a model, its tokenizer and its SBD config. The file appears once it is complete. Raise `SetBlockError` if the model
+    has an adapter or is quantised, llama.cpp lacks its family or its tokenizer, or the file can't be written."""
     if sbd.gate is not None:
         raise SetBlockError(
             "a model with an adapter on its future block can't be exported: llama.cpp has no place for it; "
@@ -55,7 +54,7 @@ def write_gguf(sbd: SBDModel, path: Path, *, weights: WeightType = "f16") -> Non
 
 @contextmanager
 def model_file(model: PreTrainedModel, path: Path, *, weights: WeightType) -> Iterator[gguf.GGUFWriter]:
-    """Write config and weights, and between them what the caller writes of the vocabulary. Errors are those of `write_gguf`."""
+    """Write the config, yield the writer for the vocabulary, then write the weights. Errors are those of `write_gguf`."""
     check_one_of("type", weights, get_args(WeightType))
     family = family_of(model)
     temporary = path.with_name(f".{path.name}.writing")
@@ -80,7 +79,7 @@ def model_file(model: PreTrainedModel, path: Path, *, weights: WeightType) -> It
 
 @contextmanager
 def _deleted(path: Path) -> Iterator[None]:
-    """Delete a file afterwards, if it is there."""
+    """Delete a file on exit, if it exists."""
     try:
         yield
     finally:
@@ -89,12 +88,12 @@ def _deleted(path: Path) -> Iterator[None]:
 
 
 def _stored(name: str, weight: Tensor, weights: WeightType) -> tuple[np.ndarray, gguf.GGMLQuantizationType]:
-    """Return a weight as it is stored: vectors in float32, matrices whose rows no quantised type divides in float16, and
-    embeddings and head in eight bits at least."""
+    """Return a weight as it is stored: vectors in float32, matrices whose row length fits no quantised type in float16, and
+    embeddings and head in at least eight bits."""
     values = weight.detach().float().cpu().contiguous().numpy()
     kind = gguf.GGMLQuantizationType[weights.upper()]
     if kind.name.startswith(("Q4", "Q5")) and name in ("token_embd.weight", "output.weight"):
-        kind = gguf.GGMLQuantizationType.Q8_0  # since they suffer most
+        kind = gguf.GGMLQuantizationType.Q8_0  # since they lose the most precision
     if values.ndim == 1:
         kind = gguf.GGMLQuantizationType.F32
     elif values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
@@ -117,12 +116,12 @@ _SPLITS: dict[tuple[str, ...], str] = {
     (_WORDS % "",): "ufakzeka",
     (_CASED,): "tekken",
 }
-"""llama.cpp's names for what a byte-level BPE does before its merges: regular expressions, or steps of a name."""
+"""llama.cpp's names for the pre-tokenizers of a byte-level BPE, by their regular expressions or the names of their steps."""
 
 
 def _write_vocabulary(writer: gguf.GGUFWriter, sbd: SBDModel) -> None:
-    """Write the vocabulary of V tokens, the special tokens and the chat template, and the tokenizer itself for setblock. Ids
-    beyond the tokenizer's become tokens that nothing uses. Raise `SetBlockError` if llama.cpp has no such tokenizer."""
+    """Write the vocabulary of V tokens, the special tokens, the chat template, and for setblock `tokenizer.json`. Ids beyond
+    the tokenizer's become unused tokens. Raise `SetBlockError` if llama.cpp does not support the tokenizer."""
     tokenizer = sbd.tokenizer
     mask_token_id = None if sbd.sbd_config is None else sbd.sbd_config.mask_token_id
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -154,7 +153,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, sbd: SBDModel) -> None:
         if token_id is not None:
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token_id)
     for token_id in [each for each in closing_ids(tokenizer) if each != tokenizer.eos_token_id][:1]:
-        writer.add_eot_token_id(token_id)  # where llama.cpp ends an answer, too
+        writer.add_eot_token_id(token_id)  # llama.cpp also ends an answer there
     around = tokenizer("x").input_ids
     writer.add_add_bos_token(tokenizer.bos_token_id is not None and around[0] == tokenizer.bos_token_id)
     writer.add_add_eos_token(tokenizer.eos_token_id is not None and around[-1] == tokenizer.eos_token_id)
@@ -164,7 +163,7 @@ def _write_vocabulary(writer: gguf.GGUFWriter, sbd: SBDModel) -> None:
 
 
 def _split_of(pre_tokenizer: dict[str, Any] | None) -> str:
-    """Return llama.cpp's name for what comes before the merges."""
+    """Return llama.cpp's name for a pre-tokenizer."""
     steps = [] if pre_tokenizer is None else pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     found = tuple(
         each["pattern"].get("Regex", "") if each["type"] == "Split" else each["type"]
@@ -179,7 +178,7 @@ def _split_of(pre_tokenizer: dict[str, Any] | None) -> str:
 
 
 def _puts_space_before(tokenizer: dict[str, Any]) -> bool:
-    """Return whether a text is read as if a space came before it."""
+    """Return whether the tokenizer puts a space before a text."""
     normalizer, before = tokenizer["normalizer"] or {}, tokenizer["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer])
     return any(each.get("type") == "Prepend" for each in steps) or before.get("prepend_scheme") in ("first", "always")

@@ -1,8 +1,8 @@
 """Set block decoding behind Transformers' own `generate`: a callable for `custom_generate`, and what a checkpoint's code calls.
 
-Knows what Transformers hands over and wants back. `generate` replaces `model.generate`: it takes what Transformers would
-not hand to a callable, and lets Transformers prepare the rest, so that arguments, defaults and warnings are its own. Nothing
-that would change the output is ignored: a field that is neither mapped nor harmless is refused, a future release's too.
+`generate` replaces `model.generate`: it takes the arguments that Transformers doesn't pass to a callable, and lets Transformers
+prepare the rest, so that arguments, defaults and warnings are Transformers'. Every field that could change the output is mapped
+or refused, also those that a future release adds.
 """
 
 import copy
@@ -34,9 +34,9 @@ _HAS_FIELDS = """
 """.split()
 AVAILABLE = available(but_not=("prefill_chunk", *_HAS_FIELDS, "n", "logprobs"))
 OPTIONS = (*AVAILABLE, "stop_strings")
-"""What a call may set that Transformers has no field for: settings by their names in `DecodingSettings`, and
-`stop_strings`, as in `GenerationConfig`, where a callable can't have them. A `sampler` may be a name. Without a `seed` one is
-drawn from PyTorch's global generator, which `set_seed` sets."""
+"""The further arguments of a call: settings without a field in Transformers, by their names in `DecodingSettings`, and
+`stop_strings` (Transformers doesn't pass its own to a callable). A `sampler` may be a name. Without a `seed` one is drawn from
+PyTorch's global generator, which `set_seed` sets."""
 
 
 def generate(
@@ -50,7 +50,7 @@ def generate(
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Decode in blocks as `model.generate`.
 
-    A checkpoint's `custom_generate/generate.py` calls this; so may you, with the model as an argument.
+    A checkpoint's `custom_generate/generate.py` calls this; you can call it too, with the model as an argument.
 
     Args:
         inputs, generation_config, streamer, tokenizer: as in `model.generate`.
@@ -61,7 +61,7 @@ def generate(
         As `model.generate`: [rows, T] int64, the input ids and behind them the new tokens, padded on the right.
 
     Raises:
-        ValueError: an argument or a field of the config asks for what set block decoding can't do; the message names it.
+        ValueError: set block decoding does not support an argument or a field of the config; the message names it.
     """
     own = type(model).generate  # `model.generate` may be this function
     if kwargs.get("custom_generate") is not None:
@@ -90,7 +90,7 @@ def sbd_generate(
     """Decode in blocks for `model.generate(..., custom_generate=sbd_generate)`, which takes `OPTIONS` as further
     arguments.
 
-    Transformers hands over what it has prepared, and the arguments that the signature names; but never `streamer` and
+    Transformers passes what it has prepared and the arguments that the signature names, but never `streamer` and
     `tokenizer`, which `generate` binds.
     """
     options = {name: model_kwargs.pop(name) for name in (*OPTIONS, *RENAMED) if name in model_kwargs}
@@ -105,13 +105,13 @@ def sbd_generate(
     _refuse_model_kwargs(model_kwargs, attention_mask)
     settings = settings_from(generation_config, options, prompt_length=input_ids.shape[1])
     processors = model._get_logits_processor(generation_config, input_ids.shape[1], model_kwargs=model_kwargs)
-    refuse_own(logits_processor, built=processors, told=_PROCESSOR)
-    refuse_own(stopping_criteria, built=model._get_stopping_criteria(generation_config, []), told=_CRITERION)
+    refuse_own(logits_processor, built=processors, message=_PROCESSOR)
+    refuse_own(stopping_criteria, built=model._get_stopping_criteria(generation_config, []), message=_CRITERION)
 
     sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
     rows = zip(input_ids, attention_mask.bool().to(input_ids.device), strict=True)
     prompts = [row[is_real].tolist() for row, is_real in rows]  # without padding
-    # Each draws with its own seed: one that is there twice gets two answers.
+    # Each prompt draws with its own seed: a repeated prompt gets two different answers.
     batch = static_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     pad = generation_config.pad_token_id
     new = partial(_new_tokens, batch, pad=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
@@ -132,7 +132,7 @@ def sbd_generate(
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
-# With `OPTIONS` by name: Transformers hands over no argument that it does not find there
+# The signature names every one of `OPTIONS`: Transformers passes only arguments that it finds there
 _signature = inspect.signature(sbd_generate)
 *_own, _rest = _signature.parameters.values()
 _options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in (*OPTIONS, *RENAMED)]
@@ -140,13 +140,12 @@ sbd_generate.__signature__ = _signature.replace(parameters=[*_own, *_options, _r
 
 
 def settings_from(config: GenerationConfig, options: Mapping[str, Any], *, prompt_length: int) -> DecodingSettings:
-    """Return the settings that a prepared config asks for, or raise `ParameterError` if it asks for something else, or a value
-    is not valid.
+    """Return the settings of a prepared config. Raise `ParameterError` if a field is not supported or a value is not valid.
 
     Args:
-        config: as `generate` hands it over: `max_length` and `min_length` count the prompt.
+        config: as `generate` passes it: `max_length` and `min_length` count the prompt.
         options: some of `OPTIONS`.
-        prompt_length: of the batch, padding included.
+        prompt_length: the length of the batch's prompts, padding included.
     """
     _refuse_fields(config)
     max_new_tokens = config.max_length - prompt_length
@@ -179,13 +178,13 @@ def end_of_text_ids(config: GenerationConfig) -> tuple[int, ...]:
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(int(each) for each in ids)
 
 
-def refuse_own(given: Iterable[Any], *, built: Iterable[Any], told: str) -> None:
-    """Raise `ParameterError`, in the words of `told`, for a processor or a criterion that is none of those that Transformers
-    has `built` from the config: one of the user's may be of the same type and hold another value."""
+def refuse_own(given: Iterable[Any], *, built: Iterable[Any], message: str) -> None:
+    """Raise `ParameterError` with the message `message` if a processor or criterion in `given` is not one that Transformers has
+    `built` from the config. Types and attributes are compared: a user's may have the same type and other values."""
     left = [_held(each) for each in built]
     for each in given:
         if (held := _held(each)) not in left:
-            raise ParameterError(told.format(type(each).__name__))
+            raise ParameterError(message.format(type(each).__name__))
         left.remove(held)
 
 
@@ -199,7 +198,7 @@ _MAPPED = """
     stop_strings
 """.split()
 
-# What changes no token: where a cache lies, what beams and draft models would do if there were any.
+# Fields that change no token: where a cache is stored, settings of beams and draft models that aren't used.
 _HARMLESS = """
     bos_token_id decoder_start_token_id use_cache cache_config max_cache_len compile_config disable_compile low_memory
     prefill_chunk_size continuous_batching_config renormalize_logits early_stopping length_penalty num_assistant_tokens
@@ -252,7 +251,7 @@ _OF_THE_HUB = {  # where a checkpoint's code came from; Transformers passes them
 
 
 def _refuse_arguments(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
-    """Refuse what Transformers would keep from a callable."""
+    """Refuse arguments that Transformers doesn't pass to a callable."""
     for name in ("assistant_model", "prefix_allowed_tokens_fn", "synced_gpus", "negative_prompt_ids"):
         if kwargs.get(name):
             raise ParameterError(f"{name} is not supported in set block decoding: leave it out")
@@ -293,8 +292,8 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 
 def _new_tokens(batch: StaticBatch, *, pad: int | None) -> Tensor:
-    """Return [rows, columns] int64, on the CPU, the new tokens as Transformers sees them: a column is whole when every row
-    has its token or has ended."""
+    """Return [rows, columns] int64, on the CPU, the new tokens as Transformers streams them: only columns in which every row
+    has a token or has ended."""
     state = batch.state
     answers = [state.answer_of(row).tolist() for row in range(state.batch)]
     unfinished = [len(answer) for answer, done in zip(answers, state.answer.finished.tolist(), strict=True) if not done]

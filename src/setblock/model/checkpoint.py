@@ -1,7 +1,4 @@
-"""Write what this package adds to a checkpoint on disk, and check that what was written holds every tensor that it should.
-
-Knows folders, safetensors files and SBD config. Knows nothing of models, nor of what wraps them.
-"""
+"""Operations on a checkpoint's files: write its SBD config, copy it, and check that it contains every tensor that it should."""
 
 import json
 import math
@@ -23,7 +20,7 @@ Sums = dict[str, tuple[tuple[int, ...], float]]
 
 
 def sums_of(tensors: Iterable[tuple[str, Tensor]]) -> Sums:
-    """Return shapes and sums of named tensors. Of those that are sharded over processes (DTensor), every process must ask."""
+    """Return shapes and sums of named tensors. Tensors sharded over processes (DTensor) require a call in every process."""
     found: Sums = {}
     for name, tensor in tensors:
         total = tensor.detach().sum(dtype=torch.float64)
@@ -42,21 +39,21 @@ def stored_sums(folder: Path) -> Sums:
 
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-"""Transformers' names for the weights of a checkpoint: one file; or the index of several, which names them."""
+"""Transformers' names for the weights of a checkpoint: a single file, or the index of several."""
 
 
 def weight_files(folder: Path) -> set[Path]:
-    """Return the paths of the weights of the checkpoint in a folder, by Transformers' names and the index of its shards; some
-    may not exist. A file that the index names elsewhere, or that holds no tensors, is not among them."""
+    """Return the paths of a checkpoint's weights, by Transformers' names and the index of its shards; some may not exist. Files
+    that the index names outside the folder, and files that are not safetensors, are left out."""
     found = {folder / WEIGHTS, folder / WEIGHTS_INDEX}
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no index, or one of something else
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # no index, or not one of weights
         names = set(json.loads((folder / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values())
         found |= {folder / name for name in names if Path(name).name == name and name.endswith(".safetensors")}
     return found
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Raise `SetBlockError` if a folder has PEFT's files of an adapter: Transformers would load a model that is saved there
+    """Raise `SetBlockError` if a folder has the files of a PEFT adapter: Transformers would load a model saved there together
     with the adapter."""
     if (folder / "adapter_config.json").exists():
         raise SetBlockError(f"{folder} holds an adapter, with which the model would be loaded: save it elsewhere")
@@ -65,8 +62,8 @@ def refuse_adapter(folder: Path) -> None:
 def refuse_loss(expected: Sums, found: Sums, where: str | Path) -> None:
     """Raise `SetBlockError` if a tensor that should be in `where` is missing there, or has another shape or sum.
 
-    Transformers stores some models' tensors under other names, in parts: those whose names are not there are compared by their
-    number of elements and their sum, all together.
+    Transformers stores some models' tensors under other names or in parts. So tensors whose names are missing are compared all
+    together, by their number of elements and their sum.
     """
     for name in expected.keys() & found.keys():
         (shape, total), (there, total_there) = expected[name], found[name]
@@ -96,8 +93,8 @@ def _all_of(sums: Sums, *, names: Iterable[str]) -> tuple[int, float]:
 
 
 def write_sbd_config(folder: Path, sbd_config: SBDModelConfig) -> None:
-    """Replace the facts in a checkpoint's `config.json`, or raise `SetBlockError` if it is no checkpoint, or can't be written.
-    Every other entry stays; the file changes at once or not at all."""
+    """Replace the SBD config in a checkpoint's `config.json`. Every other entry stays, and the file changes at once or not at
+    all. Raise `SetBlockError` if the folder is no checkpoint or can't be written."""
     path = folder / "config.json"
     with prefixed(f"can't write {path}", (OSError, ValueError)):
         config = json.loads(path.read_text(encoding="utf-8")) | {CONFIG_KEY: sbd_config.to_json()}

@@ -1,4 +1,4 @@
-"""Hold a Hugging Face causal LM with its tokenizer and SBD config, and save it (`SBDModel`)."""
+"""`SBDModel`: a Hugging Face causal LM with its tokenizer and SBD config, which can be decoded, trained and saved."""
 
 import json
 import os
@@ -43,12 +43,12 @@ from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 @dataclass(eq=False, repr=False)
 class SBDModel:
-    """Hold a model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
+    """A model that decodes in blocks: a `LanguageModel` of `setblock.model.protocol` that can be trained and saved.
 
     Attributes:
         model: the causal LM, unchanged.
         tokenizer: its tokenizer.
-        facts: its SBD config, or None if it was never prepared for SBD.
+        sbd_config: its SBD config, or None if it was never prepared for SBD.
         quantization: how its weights are stored, if they are quantised. The model then cannot be trained or saved.
         end_of_text_ids: ids that end an answer.
         draft_text: texts that method `exact` copies drafts from, besides each request's own (`draft_text_of`); None at first.
@@ -57,7 +57,7 @@ class SBDModel:
         gate: the gate of an adapter that acts on the future block only.
 
     Raises:
-        SetBlockError: its facts name such an adapter, but it was loaded without one.
+        SetBlockError: its SBD config names such an adapter, but it was loaded without one.
     """
 
     model: PreTrainedModel
@@ -96,7 +96,7 @@ class SBDModel:
 
     @property
     def prepacked(self) -> bool:
-        """Return whether the weights are prepacked for a CPU. It then cannot be trained or saved."""
+        """Whether the weights are prepacked for a CPU. The model then cannot be trained or saved."""
         return any(isinstance(module, PrepackedLinear) for module in self.model.modules())
 
     def compile(self, *, backend: str = "inductor") -> None:
@@ -123,16 +123,16 @@ class SBDModel:
         if self.compiled is not None:
             raise SetBlockError("a compiled model can't be prepacked: prepack it first, then compile it")
         if not self.prepacked:
-            if self.model.device.type == "cpu":  # others are refused
+            if self.model.device.type == "cpu":  # other devices are refused
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", SetBlockWarning)  # of the small copy
+                    warnings.simplefilter("ignore", SetBlockWarning)  # warnings about the small copy
                     check_stored(self.model, prepack, "prepacked")
             join_adapted(self.model)
             prepack(self.model)
 
     def runner(self, *, rows: int, capacity: int, branched: int = 0) -> PaddedRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
-        with lock_of(self.model):  # a pass of another thread changes the config that a runner asks
+        with lock_of(self.model):  # a pass in another thread changes the config that a runner reads
             return PaddedRunner(self.model, rows=rows, capacity=capacity, branched=branched, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
@@ -158,7 +158,7 @@ class SBDModel:
         causal_block: bool = False,
         noisy_adapter: bool = False,
     ) -> SBDModelConfig:
-        """Record the training settings in the model's facts, and add a mask token if it has none and the noise is `mask`.
+        """Record the training settings in the SBD config, and add a mask token if the noise is `mask` and there is none.
 
         Args:
             noise: `mask`, or `uniform` for random token ids.
@@ -175,7 +175,7 @@ class SBDModel:
         mask_token_id = None if self.sbd_config is None or noise == "uniform" else self.sbd_config.mask_token_id
         if mask_token_id is None and noise == "mask":
             mask_token_id = add_mask_token(self.model, self.tokenizer)
-        self.sbd_config = SBDModelConfig(  # without calibrations, which were of other weights
+        self.sbd_config = SBDModelConfig(  # without the calibrations, which belong to other weights
             mask_token_id=mask_token_id,
             noise_vocab_size=self.model.config.get_text_config().vocab_size if mask_token_id is None else None,
             causal_block=causal_block,
@@ -188,8 +188,8 @@ class SBDModel:
         return self.sbd_config
 
     def end_answers_as_trained(self) -> tuple[int, ...]:
-        """Let an answer end also with the tokens that close one in training, in this model and in what is saved of it. Return
-        those that did not end one before."""
+        """Add the tokens that close an answer in training to those that end one, here and in saved checkpoints. Return the
+        added ids."""
         before, self.end_of_text_ids = self.end_of_text_ids, with_closing_ids(self.end_of_text_ids, self.tokenizer)
         new = self.end_of_text_ids[len(before) :]
         if new:
@@ -212,41 +212,41 @@ class SBDModel:
         adapter: Path | None = None,
         draft_text: Path | None = None,
     ) -> None:
-        """Save a checkpoint that plain Transformers can load too: safetensors, config (with the facts), tokenizer, and a short
-        file with which its `generate` decodes in blocks.
+        """Save a checkpoint that plain Transformers can load too: safetensors, config (with the SBD config), tokenizer, and a
+        short file with which Transformers' `generate` decodes in blocks.
 
         Each file is first written under another name, and `config.json` is renamed last. An interrupted save therefore never
-        leaves an incomplete checkpoint that looks complete. Of an older checkpoint in the folder, the weights are deleted that
-        its index names. Other files stay.
+        leaves an incomplete checkpoint that looks complete. If the folder holds an older checkpoint, the weights that its index
+        names are deleted. Other files stay.
 
         Args:
             folder: the destination, which is created if necessary.
             dtype: the type that the stored weights are rounded to. The config still names the type to run in.
-            state: the weights, if the model itself does not hold all of them, or is to run in the type of these.
+            state: the weights, if the model itself does not hold all of them, or if the config is to name their type.
             adapter: a folder written by PEFT, to include in the checkpoint.
-            draft_text: a file of texts to copy drafts from, as `read_texts` takes it, to include in the checkpoint. Without it,
-                the folder has none afterwards.
+            draft_text: a file of texts to copy drafts from, in a format that `read_texts` reads, to include in the checkpoint.
+                Without it, an older draft text in the folder is deleted.
 
         Raises:
-            SetBlockError: its weights are quantised or prepacked, it has an adapter, the draft text can't be used, the folder
-                is an adapter's or can't be written, or a tensor is not in what was written. Nothing in the folder has changed
-                then.
+            SetBlockError: the weights are quantised or prepacked, the model has an adapter, the draft text can't be used, the
+                folder is an adapter's or can't be written, or a tensor is missing from what was written. The folder is then
+                unchanged.
         """
         self._refuse_changed("saved")
         texts = [] if draft_text is None else list(read_texts(draft_text))
         if draft_text is not None:
-            draft_text_of(texts, self)  # refuses what could not be loaded
+            draft_text_of(texts, self)  # raises if the texts could not be loaded later
         folder = Path(folder)
         refuse_adapter(folder)
         with writing(folder), ExitStack() as opened:
             folder.mkdir(parents=True, exist_ok=True)
             whole = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix=".saving-", dir=folder)))
             state = self.model.state_dict() if state is None else state
-            runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())  # most of them
+            runs_in = mode(weight.dtype for weight in state.values() if weight.is_floating_point())  # the commonest
             if dtype is not None:
                 state = {name: w.to(dtype) if w.is_floating_point() else w for name, w in state.items()}
             tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
-            state = {name: weight for name, weight in state.items() if name not in tied}  # made again from the others
+            state = {name: weight for name, weight in state.items() if name not in tied}  # made again on loading
             state = _with_own_tensors(state)
             expected = sums_of(state.items())
             with prefixed(f"can't write {folder}", SafetensorError):
@@ -255,7 +255,7 @@ class SBDModel:
             self.tokenizer.save_pretrained(whole)
             config = json.loads((whole / "config.json").read_text()) | {"dtype": str(runs_in).removeprefix("torch.")}
             (whole / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-            if self.sbd_config is not None:  # the program of the bundled model is every checkpoint's
+            if self.sbd_config is not None:  # every checkpoint gets the bundled model's program
                 program = Path("custom_generate", "generate.py")
                 (whole / program).parent.mkdir()
                 shutil.copyfile(ASSETS / "word-problems" / program, whole / program)
@@ -267,15 +267,15 @@ class SBDModel:
                 lines = "".join(f"{json.dumps(text)}\n" for text in texts)
                 (whole / DRAFT_TEXT_FILE).write_text(lines, encoding="utf-8")
             files = (path for path in whole.rglob("*") if path.is_file())
-            # The index comes first: it names shards, which a later save can then delete, should this one be interrupted.
+            # The index comes first: if this save is interrupted, a later one can delete the shards that it names.
             written = sorted(files, key=lambda path: (path.name == "config.json", path.name != WEIGHTS_INDEX))
-            # An older checkpoint in the folder stops being one before any of its files changes. Other files are others'.
+            # An older checkpoint loses its `config.json` before any of its other files changes. Unrelated files stay.
             (folder / "config.json").unlink(missing_ok=True)
             for stale in {*weight_files(folder), folder / DRAFT_TEXT_FILE} - {folder / path.name for path in written}:
                 stale.unlink(missing_ok=True)
             readable = (whole / "config.json").stat().st_mode
             for path in written:
-                path.chmod(readable)  # safetensors leaves its files to their owner alone
+                path.chmod(readable)  # safetensors makes files that only their owner can read
                 target = folder / path.relative_to(whole)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
@@ -291,7 +291,7 @@ class SBDModel:
 
 
 def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state with a copy of each tensor that is another's too: Transformers saves such a tensor once."""
+    """Return the state with a copy of each tensor that has several names: Transformers would save it under one of them."""
     seen: set[int] = set()
     own = {}
     for name, weight in state.items():
@@ -302,7 +302,7 @@ def _with_own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def end_of_text_ids_of(generation: Any, config: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that end an answer: those of the first that names any, generation config, config or tokenizer."""
+    """Return the ids that end an answer: from the generation config, the config or the tokenizer, the first that has any."""
     for each in (generation, config, tokenizer):
         if (ids := getattr(each, "eos_token_id", None)) is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
@@ -310,7 +310,7 @@ def end_of_text_ids_of(generation: Any, config: Any, tokenizer: PreTrainedTokeni
 
 
 def with_closing_ids(ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that end an answer, and those with which training closes one, if they are others: the tokens that close
-    the assistant's turn in the chat template, and the tokenizer's end-of-text token."""
+    """Return the ids `ends`, which end an answer, plus any with which training closes one: the tokens that close the
+    assistant's turn in the chat template, and the tokenizer's end-of-text token."""
     closing = [*closing_ids(tokenizer), *([] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)])]
     return tuple(dict.fromkeys([*ends, *closing]))

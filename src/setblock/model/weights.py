@@ -1,10 +1,10 @@
-"""Store weights in another form: in eight bits (torchao), in four (bitsandbytes), or laid out for a CPU's matrix kernels.
+"""Other forms of linear layers' weights: eight bits (torchao), four bits (bitsandbytes), or prepacked for a CPU's kernels.
 
-Knows linear layers. Knows nothing of decoding: such a model is called as any other, compiled or not.
+A model with such weights is called as any other, compiled or not.
 
-`nn.Linear` keeps a weight row by row. A kernel that multiplies few tokens by it either reads it so, slower than memory could
-give it, or lays it out anew in every pass. A prepacked weight is in oneDNN's layout. `torch.compile` can't trace such a tensor:
-it sees an operator of ours, which finds the weight by a number.
+`nn.Linear` stores a weight row by row. A kernel that multiplies few tokens by it either reads that layout below the speed of
+memory, or rearranges it in every pass. A prepacked weight is in oneDNN's layout. `torch.compile` can't trace such a tensor: it
+sees a custom operator, which finds the weight by a number.
 """
 
 import importlib.util
@@ -29,12 +29,12 @@ Quantization = Literal["int8", "nf4"]
 def quantize(model: PreTrainedModel) -> None:
     """Store the weight of every linear layer, the LM head's too, as int8 with one scale for each output channel.
 
-    Activations, embeddings and the key-value cache stay as they are. A head that was tied to the embeddings is so no longer.
+    Activations, embeddings and the key-value cache stay as they are. A head that was tied to the embeddings becomes untied.
     Raise `SetBlockError` if torchao is not installed.
     """
     try:
         from torchao.quantization import Int8WeightOnlyConfig, quantize_
-    except ImportError as error:  # also where an old one lacks these
+    except ImportError as error:  # also raised for an old version without these names
         raise SetBlockError(f"quantising to int8 needs torchao: {install_command('quantize')}") from error
 
     # Inductor's own settings are left alone: they hold for all models of a process.
@@ -42,7 +42,7 @@ def quantize(model: PreTrainedModel) -> None:
 
 
 def four_bits() -> BitsAndBytesConfig:
-    """Return a config for `from_pretrained`: linear layers but the head as four-bit NormalFloat, as QLoRA has them
+    """Return a config for `from_pretrained` that stores linear layers except the head as four-bit NormalFloat, as in QLoRA
     (arXiv 2305.14314). Raise `SetBlockError` if there is no GPU, or bitsandbytes is not installed."""
     if not torch.cuda.is_available():
         raise SetBlockError("quantisation nf4 needs a GPU, and there is none: use int8")
@@ -56,19 +56,19 @@ def four_bits() -> BitsAndBytesConfig:
     )
 
 
-_MOST_TOKENS = 32  # of a product, where a token's bits depend on how many there are: up to so many they don't
+_MOST_TOKENS = 32  # the most tokens of a product for which a token's bits don't depend on their number
 
 
 def is_invariant(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a token must get the same bits in all passes of this type on this device: in half precision, on a CPU.
-    In float32 the differences are too small to decide a token."""
+    In float32 the differences are too small to change a token."""
     return dtype in (torch.bfloat16, torch.float16) and device.type == "cpu"
 
 
 @cache
 def _bits_vary(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a token must get the same bits in all passes (`is_invariant`), and gets others in a product of many tokens
-    than in one of few. With AMX it does: oneDNN then sums in another order. Tries it, which takes a few milliseconds."""
+    """Return whether a token must get the same bits in all passes (`is_invariant`), but gets others in a product of many tokens
+    than in one of few. So it is with AMX, where oneDNN sums in another order. The trial takes a few milliseconds."""
     if not is_invariant(dtype, device):
         return False
     numbers = torch.Generator().manual_seed(0)
@@ -79,19 +79,19 @@ def _bits_vary(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def product_in_parts(product: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    """Return a product with `hidden` [..., D], of so few tokens at a time that each gets the same bits in all passes. In
-    training, and in compiled passes, it is one product."""
+    """Return a product with `hidden` [..., D], computed for so few tokens at a time that each gets the same bits in all passes.
+    In training, and in compiled passes, it is one product."""
     tokens, is_whole = hidden.shape[:-1].numel(), torch.is_grad_enabled() or torch.compiler.is_compiling()
     if is_whole or tokens <= _MOST_TOKENS or not _bits_vary(hidden.dtype, hidden.device):
         return product(hidden)
-    parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // _MOST_TOKENS))  # alike: one token has another kernel
+    parts = hidden.reshape(tokens, -1).tensor_split(-(-tokens // _MOST_TOKENS))  # equal: one token has another kernel
     return torch.cat([product(each) for each in parts]).view(*hidden.shape[:-1], -1)
 
 
 def make_batch_invariant(model: PreTrainedModel) -> None:
-    """Have the linear layers of a model decode by `product_in_parts`, where that is needed. To be called again does nothing.
+    """Make a model's linear layers decode by `product_in_parts`, if that is needed. A second call changes nothing.
 
-    Products that are in no such layer, as of experts that are kept in one tensor, stay as they are.
+    Products outside of such layers, such as those of experts stored in one tensor, stay as they are.
     """
     if _bits_vary(model.dtype, model.device):
         for module in model.modules():
@@ -99,8 +99,8 @@ def make_batch_invariant(model: PreTrainedModel) -> None:
                 vars(module)["forward"] = partial(product_in_parts, module.forward)
 
 
-_EXPECTED_TOKENS = 32  # oneDNN chooses a layout for a number of tokens: those of a fused pass over two blocks of 16
-_WEIGHTS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of all prepacked layers, each as long as its layer
+_EXPECTED_TOKENS = 32  # oneDNN chooses a layout for a number of tokens; here a fused pass over two blocks of 16
+_WEIGHTS: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of all living prepacked layers, by number
 _NUMBERS = itertools.count()
 
 _OPERATORS: Any = torch.library.Library("setblock", "DEF")  # type: ignore[no-untyped-call]
@@ -108,13 +108,13 @@ _OPERATORS.define("prepacked_linear(Tensor hidden, Tensor? bias, int weight, int
 
 
 def _linear(hidden: Tensor, bias: Tensor | None, weight: int, out_features: int) -> Tensor:
-    """Map [..., in_features] to [..., out_features], by the weight of that number."""
+    """Map [..., in_features] to [..., out_features], by the weight with the number `weight`."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, _WEIGHTS[weight], bias, "none", [], "")
     return output
 
 
 def _shape(hidden: Tensor, bias: Tensor | None, weight: int, out_features: int) -> Tensor:
-    """Return a result of `_linear` without its values, for a compiler."""
+    """Return an empty result of `_linear`, for `torch.compile`."""
     return hidden.new_empty((*hidden.shape[:-1], out_features))
 
 
@@ -123,9 +123,9 @@ torch.library.register_fake("setblock::prepacked_linear", _shape, lib=_OPERATORS
 
 
 class PrepackedLinear(nn.Module):
-    """Compute what an `nn.Linear` computes, up to rounding; for inference only.
+    """A replacement of an `nn.Linear` with the same result up to rounding; for inference only.
 
-    Its weight is no parameter: it can't be moved or cast. A state dict has it as it was before.
+    Its weight is no parameter: it can't be moved or cast. A state dict contains the original weight.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -152,15 +152,16 @@ class PrepackedLinear(nn.Module):
         destination[f"{prefix}weight"] = self.weight.to_dense()
 
 
-_MOST_LEFT = 0.5  # the share of a model's matrices that no linear layer has, from which on prepacking gains little
+_MOST_LEFT = 0.5  # the share of a model's matrices outside of linear layers from which on prepacking gains little
 
 
 def prepack(model: PreTrainedModel) -> None:
     """Replace every `nn.Linear`, the LM head too, by a `PrepackedLinear`. Raise `SetBlockError` if the model is not on a CPU,
-    or has no `nn.Linear`, or weights of a type that oneDNN does not have here.
+    has no `nn.Linear`, or has weights of a type that oneDNN does not support here.
 
-    One layer at a time, so that little more memory is needed than before; a head that was tied to the embeddings gets a weight
-    that is not shared. What is no `nn.Linear` stays: GPT-2's `Conv1D`, experts in one tensor. Warns where that is most of it.
+    Layers are replaced one at a time, so that little extra memory is needed. A head that was tied to the embeddings becomes
+    untied. Other matrices stay, such as GPT-2's `Conv1D` or experts in one tensor; there is a warning if they are most of the
+    model.
     """
     if model.device.type != "cpu":
         raise SetBlockError(
@@ -189,7 +190,7 @@ def prepack(model: PreTrainedModel) -> None:
 
 
 def prepacking_pays(model: PreTrainedModel) -> bool:
-    """Return whether all passes are faster with prepacked weights, and each product has the same bits.
+    """Return whether prepacked weights make all passes faster, and give each product the same bits.
 
     In half precision on a CPU they are: one token 1.1 to 1.3 times, a block of 16 1.1 to 1.4 times, for 5M to 410M parameters
     (docs/performance.md). In float32 a block gains and a token loses, and sums have another order.
@@ -201,7 +202,7 @@ def prepacking_pays(model: PreTrainedModel) -> bool:
 
 
 def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
-    """Return the share of the matrices that no linear layer has. Embeddings don't count: a pass reads few of their rows."""
+    """Return the share of the matrices outside of `linears`, without embeddings, of which a pass reads few rows."""
     laid_out = {linear.weight for linear in linears}
     looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     left = sum(weight.numel() for weight in {*model.parameters()} - laid_out - looked_up if weight.ndim > 1)
@@ -209,7 +210,7 @@ def _share_left(model: PreTrainedModel, linears: Iterable[nn.Linear]) -> float:
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN multiplies by weights of this type on this processor."""
+    """Return whether oneDNN supports weights of this type on this processor."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype is torch.bfloat16:

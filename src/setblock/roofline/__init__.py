@@ -1,5 +1,4 @@
-"""Predict the least time of a pass from what it computes and moves and what a machine can do (paper, section 4).
+"""Predictions of the least time of a pass from its operations and memory traffic and a machine's limits (paper, section 4).
 
-Independent: it imports nothing else of this package but its errors. docs/roofline.md describes the model and
-what it leaves out.
+The package imports only `setblock.errors`. docs/roofline.md describes the model and what it leaves out.
 """

@@ -1,6 +1,6 @@
-"""Define what a machine can do at most: bytes a second from memory, operations a second by type.
+"""The limits of hardware from data sheets: bytes per second from memory, operations per second by type.
 
-Knows data sheets, whose figures no program reaches. Knows nothing of models.
+No program reaches these figures.
 """
 
 import re
@@ -14,16 +14,16 @@ GB, TB, TFLOPS = 1e9, 1e12, 1e12
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Describe one accelerator, or one machine."""
+    """The limits of one accelerator, or of one machine."""
 
-    name: str  # what `--hardware` calls it
+    name: str  # its name for `--hardware`
     bandwidth: float  # of its memory, in bytes per second
     # Dense operations per second, without structured sparsity, by the bits of a number; what has no 8-bit units computes in 16
     peaks: Mapping[int, float]
     memory: float  # its size in bytes
 
     def peak(self, bits: int) -> float:
-        """Return operations per second in numbers of so many bits, or of the next more that it has units for."""
+        """Return the operations per second in numbers of `bits` bits, or of the next wider type that the hardware supports."""
         return next(self.peaks[wider] for wider in sorted(self.peaks) if wider >= bits)
 
     def with_figures(self, *, bandwidth: float | None, peak: float | None) -> "Hardware":
@@ -37,7 +37,7 @@ class Hardware:
 
 
 def _row(name: str, *, bandwidth: float, memory: float, tflops: dict[int, float]) -> Hardware:
-    """Return a data sheet's row: bandwidth in bytes/s, memory in GB, peaks in TFLOPS."""
+    """Return a row of the table: bandwidth in bytes/s, memory in GB, peaks in TFLOPS."""
     peaks = {bits: peak * TFLOPS for bits, peak in tflops.items()}
     return Hardware(name=name, bandwidth=bandwidth, peaks=peaks, memory=memory * GB)
 
@@ -73,7 +73,7 @@ HARDWARE = {hardware.name: hardware for hardware in _ROWS}
 
 
 def hardware_named(name: str) -> Hardware:
-    """Return a row of the table, or raise `ParameterError` if it has no such row."""
+    """Return the row of the table with this name, or raise `ParameterError` if there is none."""
     key = name.lower().replace("_", "-").replace(" ", "-")
     if key not in HARDWARE:
         raise ParameterError(
@@ -83,7 +83,7 @@ def hardware_named(name: str) -> Hardware:
 
 
 def hardware_of_device(device_name: str) -> Hardware | None:
-    """Return the row of a GPU by the name that its driver gives it, or None where there is none.
+    """Return the row of a GPU by its driver's name for it, or None if there is none.
 
     The table has NVIDIA's data-centre GPUs as SXM modules: their PCIe and NVL cards are slower, and not in it.
     """

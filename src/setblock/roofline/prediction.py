@@ -1,8 +1,7 @@
-"""Predict the time of a pass: each operation at the speed of memory or of arithmetic, whichever is slower (paper,
-section 4).
+"""The predicted time of a pass: each operation at the speed of memory or of arithmetic, whichever is slower (paper, section 4).
 
-Knows shapes, types and hardware. What it gives is a lower bound for a machine that overlaps nothing between operations and all
-within one, not a measurement. What it leaves out is in `LEFT_OUT`.
+It is a lower bound, not a measurement, for a machine that overlaps memory and arithmetic within an operation but not operations
+with each other. `LEFT_OUT` lists what is left out.
 """
 
 from bisect import bisect_left
@@ -16,15 +15,15 @@ from setblock.roofline.shape import LayerShape, ModelShape
 
 NumberType = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
 BITS: dict[str, int] = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8": 8, "int4": 4}
-BYTES = {name: bits / 8 for name, bits in BITS.items()}  # of one number
+BYTES = {name: bits / 8 for name, bits in BITS.items()}  # bytes of one number, by type
 assert set(get_args(NumberType)) == set(BITS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Hold the types of a pass."""
+    """The number types of a pass."""
 
-    activations: str  # of what flows between layers
+    activations: str  # of the hidden states between layers
     weights: str  # of the matrices, without the scales that come with integers (a few percent)
     kv: str  # of the cached keys and values
 
@@ -34,17 +33,17 @@ class Precision:
 
     @classmethod
     def of(cls, activations: str, *, weights: str | None = None, kv: str | None = None) -> "Precision":
-        """Return a precision of one type, except for those that are named."""
+        """Return a precision of one type for everything, except for the types that are given."""
         return cls(activations=activations, weights=weights or activations, kv=kv or activations)
 
     @property
     def linear_bits(self) -> int:
-        """Return what linear layers compute in: the wider of the two, since narrow weights are widened on the way."""
+        """The bits in which linear layers compute: those of the wider type, since narrower weights are converted first."""
         return max(BITS[self.weights], BITS[self.activations])
 
     @property
     def attention_bits(self) -> int:
-        """Return what attention computes in: 16 bits at least, whatever the cache holds, as in the paper."""
+        """The bits in which attention computes: at least 16, whatever the type of the cache, as in the paper."""
         return max(16, BITS[self.activations])
 
 
@@ -59,19 +58,19 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """Describe one operation of a pass, over all layers that do it alike."""
+    """One operation of a pass, summed over all layers with the same sizes."""
 
     name: str
     flops: float  # floating-point operations; a multiplication and an addition are two
     weight_bytes: float = 0  # of weights read from memory
     activation_bytes: float  # of inputs read and outputs written
     kv_bytes: float = 0  # of cached keys and values read
-    bits: int  # of the numbers it computes in
+    bits: int  # of the numbers in which it computes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Predict passes of a model of these types on this hardware."""
+    """A predictor of the passes of a model with given number types on given hardware."""
 
     shape: ModelShape
     hardware: Hardware
@@ -130,8 +129,8 @@ class Prediction:
             yield self._linear("down", rows, dense, hidden, layer.count)
 
     def _linear(self, name: str, rows: int, inner: int, outer: int, count: int, *, copies: float = 1) -> Operation:
-        """Return `count` products of [rows, inner] by [inner, outer], each from memory and to it; each has `copies` sets of
-        weights."""
+        """Return the operation of `count` products of [rows, inner] by [inner, outer], each read from and written to memory;
+        each has `copies` sets of weights."""
         return Operation(
             name=name,
             flops=2 * count * rows * inner * outer,
@@ -141,21 +140,22 @@ class Prediction:
         )
 
     def kv_memory(self, length: int) -> float:
-        """Return the bytes that the cache of one request takes, all layers keeping every position."""
+        """Return the bytes of one request's cache of `length` positions, if all layers keep every position."""
         shape = self.shape
         numbers = 2 * sum(layer.count for layer in shape.layers) * shape.kv_heads * shape.head_dim  # of one position
         return length * numbers * BYTES[self.precision.kv]
 
     def batch_in_memory(self, length: int) -> int:
-        """Return how many requests fit with the weights, activations left out."""
+        """Return the number of requests whose caches fit in memory besides the weights, without activations."""
         weights = self.shape.parameters * BYTES[self.precision.weights]
         return max(0, int((self.hardware.memory - weights) // self.kv_memory(length)))
 
 
 def experts_read(layer: LayerShape, rows: int) -> float:
-    """Return how many of a layer's experts `rows` tokens need together, if each draws its own evenly and independently.
+    """Return the expected number of a layer's experts that `rows` tokens use together, if each draws its experts uniformly and
+    independently.
 
-    Real routers are less even, and tokens of one block more alike: fewer are read.
+    Real routers are less uniform, and tokens of one block more similar, so that fewer experts are read.
     """
     return layer.experts * (1 - (1 - layer.active_experts / layer.experts) ** rows)
 
@@ -167,8 +167,8 @@ def slowdown(prediction: Prediction, block_size: int, *, batch: int, kv_length: 
 
 
 def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int, batch: int, kv_length: int) -> float:
-    """Return the wall-clock speed-up over one token a pass (eq. 16; table 4), where blocks take `nfe_speedup` times fewer
-    passes, in 1..`block_size`. A trained model's is to be measured."""
+    """Return the wall-clock speed-up over one token a pass (eq. 16; table 4) if blocks take `nfe_speedup` times fewer passes,
+    in 1..`block_size`. For a trained model that number must be measured."""
     one = prediction.seconds(1, batch=batch, kv_length=kv_length)
     block = prediction.seconds(block_size, batch=batch, kv_length=kv_length)
     # The fused pass computes the logits of its new block only
@@ -179,10 +179,10 @@ def block_speedup(prediction: Prediction, nfe_speedup: float, *, block_size: int
 def last_paying_batch(
     prediction: Prediction, nfe_speedup: float, *, block_size: int, kv_length: int, limit: int = 2**14
 ) -> int | None:
-    """Return the largest batch at which blocks are faster than one token a pass: 0 where none is, and None where `limit` is.
+    """Return the largest batch at which blocks are faster than one token a pass: 0 if none is, and None if `limit` still is.
 
-    Takes it that above the last power of two that pays, they stop paying once and for all: compute, which blocks cost more of,
-    can only gain in weight as a batch grows.
+    The search assumes that blocks never pay again above the last power of two at which they do: the share of compute, of which
+    blocks need more, only grows with the batch.
     """
 
     def pays(batch: int) -> bool:
@@ -199,13 +199,13 @@ def last_paying_batch(
 def predicted_speedup(
     passes_per_block: float, *, block_size: int, one_token: float, block: float, fused: float
 ) -> float:
-    """Return how many times faster than one token a pass a block is decoded (eq. 16).
+    """Return the speed-up of decoding a block over one token a pass (eq. 16).
 
         speedup(l, k) = k * time(1) / (time(2k) + (l - 1) * time(k))
 
-    A block of k tokens costs one fused pass, which commits the block before it, and l - 1 passes over the block alone: l is
-    `passes_per_block`, in 1..k, and k / l the NFE speed-up. time(1), time(k) and time(2k) are `one_token`, `block` and `fused`,
-    in any one unit. Raise `ValueError` if l is not in 1..k, or a time is not positive.
+    A block of k tokens costs one fused pass, which also commits the previous block, and l - 1 passes over the block alone. Here
+    l is `passes_per_block`, in 1..k, and k / l is the NFE speed-up. time(1), time(k) and time(2k) are `one_token`, `block` and
+    `fused`, in any one unit. Raise `ValueError` if l is not in 1..k, or a time is not positive.
     """
     if not 1 <= passes_per_block <= block_size:
         raise ValueError(f"passes_per_block must be in 1..{block_size} (the block size), not {passes_per_block}")
@@ -217,13 +217,13 @@ def predicted_speedup(
 BLOCK_SIZES = (2, 4, 8, 16, 32, 64)
 NFE_SPEEDUPS = (2, 4, 8)
 BATCHES = (1, 4, 8, 16, 32)
-BLOCK_SIZE, KV_LENGTH = 16, 1024  # of table 4, and of both tables where nothing else is asked for
+BLOCK_SIZE, KV_LENGTH = 16, 1024  # of table 4, and the defaults of both tables
 
 
 def prediction_json(prediction: Prediction, *, kv_length: int, block_size: int) -> dict[str, Any]:
-    """Return the JSON object of a prediction. It has both tables, and where blocks stop paying: `slowdown` of a block pass, by
-    batch and block size; `speedup` in seconds, by batch and NFE speed-up; `last_paying_batch`, by NFE speed-up. `block_size` is
-    that of the last two, and NFE speed-ups that it can't give are left out."""
+    """Return a prediction as a JSON object: the `slowdown` of a block pass, by batch and block size; the wall-clock `speedup`,
+    by batch and NFE speed-up; and the `last_paying_batch`, by NFE speed-up. `block_size` applies to the last two, and NFE
+    speed-ups that it can't reach are left out."""
     shape, at = prediction.shape, {"kv_length": kv_length}
     nfes = [nfe for nfe in NFE_SPEEDUPS if nfe <= block_size]
     return {

@@ -1,8 +1,7 @@
-"""Read the shape of a decoder from the config of a Hugging Face causal LM: grouped queries, gates, experts, windows,
-heads.
+"""The shape of a decoder, read from the config of a Hugging Face causal LM: grouped queries, gates, experts, windows, heads.
 
-Knows the names that configs give to sizes. Reads no weights, and needs neither PyTorch nor Transformers. Counts matrices only:
-norms and biases are thousandths of a model.
+It needs no weights, and neither PyTorch nor Transformers. Only matrices are counted: norms and biases are thousandths of a
+model.
 """
 
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 
 from setblock.errors import SetBlockError
 
-# Feed-forward layers of two matrices; all others are taken for gated ones of three, as nearly all are. Configs don't say.
+# Families with feed-forward layers of two matrices; all others are assumed gated, with three. Configs don't record this.
 _NOT_GATED = frozenset(
     "arcee codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj nemotron opt persimmon phi starcoder2".split()
 )
@@ -22,40 +21,40 @@ _LEARNED_POSITIONS = frozenset(["gpt2", "gpt_bigcode", "gpt_neo"])
 
 @dataclass(frozen=True, kw_only=True)
 class LayerShape:
-    """Describe layers that are alike."""
+    """The shape of a group of equal layers."""
 
     count: int  # how many of them the model has
     window: int | None  # positions that a query sees, itself included; None for all
-    width: int  # of the feed-forward layer, or of one expert where there are experts
+    width: int  # of the feed-forward layer, or of one expert
     experts: int = 0  # 0 in a dense layer
-    active_experts: int = 0  # that each token goes through
-    shared_width: int = 0  # of what every token goes through in addition to its experts
+    active_experts: int = 0  # experts of each token
+    shared_width: int = 0  # width of the experts that every token uses in addition to its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Describe a decoder-only model."""
+    """The shape of a decoder-only model."""
 
     name: str
     hidden: int  # width between layers
-    heads: int  # of attention, as the following two
+    heads: int  # of attention, as are the next two
     kv_heads: int
     head_dim: int
     gated: bool  # whether feed-forward layers have a gate, a third matrix
     vocabulary: int  # rows of the embedding, and outputs of the LM head
-    tied: bool  # whether the two are one matrix
-    layers: tuple[LayerShape, ...]  # in groups of alike ones
+    tied: bool  # whether embedding and LM head are one matrix
+    layers: tuple[LayerShape, ...]  # in groups of equal layers
     positions: int = 0  # learned ones; 0 for rotary
 
     @property
     def parameters(self) -> int:
-        """Return the number of parameters in all matrices."""
+        """The number of parameters in all matrices."""
         embeddings = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.hidden
         return self._layer_parameters(active_only=False) + embeddings
 
     @property
     def active_parameters(self) -> int:
-        """Return the parameters that one token is multiplied by: its experts and the LM head, no embedding."""
+        """The number of parameters that one token is multiplied by: with its experts and the LM head, without embedding."""
         return self._layer_parameters(active_only=True) + self.vocabulary * self.hidden
 
     def _layer_parameters(self, *, active_only: bool) -> int:
@@ -70,9 +69,9 @@ class ModelShape:
 
 
 def shape_of(config: Any, *, name: str | None = None) -> ModelShape:
-    """Return the shape that a config describes, a `PretrainedConfig` or the mapping that a `config.json` holds. `name` is what
-    to call the model, by default its `model_type`. Raise `SetBlockError` if a size is missing, or the architecture has parts
-    that are not modelled."""
+    """Return the shape that a config describes: a `PretrainedConfig`, or the mapping in a `config.json`. `name` is the name of
+    the model, by default its `model_type`. Raise `SetBlockError` if a size is missing, or if the architecture has parts that
+    are not modelled."""
     config = SimpleNamespace(**config) if isinstance(config, Mapping) else config.get_text_config()
     kind = str(_read(config, "model_type", default="unknown"))
     if _read(config, "kv_lora_rank"):
@@ -148,7 +147,7 @@ def _size(config: Any, *names: str) -> int:
 
 
 def _read(config: Any, *names: str, default: Any = None) -> Any:
-    """Return the first of these names that the config has a value for."""
+    """Return the config's value for the first of these names that has one."""
     found = (getattr(config, name, None) for name in names)
     return next((value for value in found if value is not None), default)
 
@@ -160,7 +159,7 @@ def _config(*sizes: str | int, **more: Any) -> dict[str, Any]:
 
 _MIXTURE = {"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 
-# The sizes that public `config.json` files name, for models that need no download; the paper fine-tunes the first two
+# Sizes from public `config.json` files, so that no download is needed; the paper fine-tunes the first two
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _config("llama", 4096, 14336, 32, 32, 8, vocab_size=128256, tie_word_embeddings=False),
     "qwen3-8b": _config("qwen3", 4096, 12288, 36, 32, 8, head_dim=128, vocab_size=151936, tie_word_embeddings=False),

@@ -1,5 +1,6 @@
 """Build the server as an ASGI application: routes, middleware, and the handling of errors. And run it as a process, which on a
-signal to stop finishes the requests that it has begun."""
+signal to stop finishes the requests that it has begun.
+"""
 
 import logging
 import os
@@ -107,12 +108,12 @@ async def _response_to(request: Request, error: Exception) -> Response:
         return from_validation(error.errors()).response()
     if not isinstance(error, HTTPException):
         return ApiError(500, "the server made a mistake; its log has more").response()
-    told = {
+    messages = {
         400: "the body must be JSON in UTF-8, neither deep nor with numbers of thousands of digits",  # FastAPI's only one
         404: f"there is nothing at {request.url.path}: ask /v1/chat/completions or /v1/completions",
         405: f"{request.url.path} has no {request.method}",
     }
-    message = told.get(error.status_code, str(error.detail))
+    message = messages.get(error.status_code, str(error.detail))
     code = "invalid_json" if error.status_code == 400 else None
     return ApiError(error.status_code, message, code=code, headers=error.headers).response()
 

@@ -1,7 +1,4 @@
-"""Hold what the routes share: the model's name, the worker, the tokenizer, the counts; from a body to its answers.
-
-Knows the engine and OpenAI's objects. Knows nothing of routes.
-"""
+"""What the routes share: the model's name, the worker, the tokenizer, the counts; from a body to its answers."""
 
 import asyncio
 import time
@@ -17,7 +14,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, QueueFull, Request
 from setblock.errors import SetBlockError
 from setblock.server.api.protocol import DecodingBody
-from setblock.server.api.settings import settings_of, told
+from setblock.server.api.settings import request_error, settings_of
 from setblock.server.http.access import LOOPBACK_NAMES, Admission, Keys
 from setblock.server.http.errors import ApiError, bad_request, unavailable
 from setblock.server.http.limits import ServerLimits
@@ -48,7 +45,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class Serving:
-    """Hold what is served, and by what."""
+    """What is served, and by what."""
 
     config: ServerConfig
     card: dict[str, Any]  # what /v1/models says of the model
@@ -92,7 +89,7 @@ class Serving:
         except QueueFull as error:
             raise ApiError(429, str(error)) from error
         except SetBlockError as error:
-            raise told(error, body) from error
+            raise request_error(error, body) from error
         except EngineStopped as error:
             raise self.why_stopped() from error
         prompt_tokens = sum(map(len, prompts))

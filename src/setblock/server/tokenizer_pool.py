@@ -1,6 +1,6 @@
 """Encode prompts and decode tokens for many requests at once, by the model's tokenizer.
 
-Knows tokenizers. Has its own copies of one: encoding changes a tokenizer's state while it lasts, and the engine reads from the
+Has its own copies of one: encoding changes a tokenizer's state while it lasts, and the engine reads from the
 model's own at the same time.
 """
 
@@ -31,7 +31,7 @@ _LONG = 32 * 1024  # characters; half a million take a second
 
 
 class _Encoder:
-    """Hold a copy of a tokenizer, and the thread that has it to itself."""
+    """A copy of a tokenizer, and the thread that has it to itself."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer = copy.deepcopy(tokenizer)

@@ -1,6 +1,6 @@
 """Run the engine in a separate thread, with the way in and out of it.
 
-Knows the engine. Knows nothing of HTTP. Everything here but the thread runs in one event loop.
+Everything here but the thread runs in one event loop.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Find how a model's chat template writes calls of tools, write their grammar, and read calls from a growing answer.
 
-Knows chat templates and texts. Knows nothing of models or HTTP. No family of models is named here: a template is shown calls,
+No family of models is named here: a template is shown calls,
 and what it makes of them is how its model was taught to call.
 
 The grammar and the reader see an answer as the same symbols: characters, and tokens that no text is made of, such as
@@ -91,7 +91,7 @@ class CallForm:
 
 @dataclass(frozen=True)
 class Calls:
-    """Hold which calls an answer may have, or must have if they are `required`: JSON schemas of their arguments by the names of
+    """Which calls an answer may have, or must have if they are `required`: JSON schemas of their arguments by the names of
     tools, and whether there may be several in `parallel`."""
 
     form: CallForm
@@ -219,7 +219,7 @@ def call_form(
 
 @dataclass(frozen=True)
 class _Sample:
-    """Hold a rendering of a call: what stands before its name, and so on."""
+    """A rendering of a call: what stands before its name, and so on."""
 
     before: str
     between: str
@@ -316,7 +316,7 @@ def _assistant(
 
 @dataclass(frozen=True)
 class Piece:
-    """Hold a piece of an answer: of its `text`, or of a call, numbered from 0, with its `name` or its next `arguments`."""
+    """A piece of an answer: of its `text`, or of a call, numbered from 0, with its `name` or its next `arguments`."""
 
     kind: Literal["text", "name", "arguments"]
     text: str

@@ -1,6 +1,6 @@
 """Compile a form to a grammar of llguidance, and find the part of a schema that is at fault.
 
-Knows the engine of grammars, and imports it when it is first needed. Imports no PyTorch, so that the process of `sandbox.py`
+Imports no PyTorch, so that the process of `sandbox.py`
 starts fast.
 """
 

@@ -1,6 +1,6 @@
 """Compile a form for a tokenizer to a grammar, keep it for the next request, and follow an answer through it.
 
-Knows the engine of grammars, llguidance, and imports it when it is first needed. Knows nothing of models or rows. No text that
+No text that
 a matcher receives is checked: only tokens that may come are given to it.
 """
 
@@ -44,7 +44,7 @@ def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """Hold a compiled form. While someone holds it, it is found again without being compiled."""
+    """A compiled form. While someone holds it, it is found again without being compiled."""
 
     matcher: "LLMatcher"  # before its first token
 

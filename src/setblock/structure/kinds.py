@@ -1,6 +1,6 @@
 """Define the forms that an answer may be held to, as values, and check their size before an engine sees them.
 
-Knows notations, and JSON schemas. Knows nothing of tokenizers. Keywords of a schema that the engine does not have, and
+Keywords of a schema that the engine does not have, and
 references that lead nowhere, the engine refuses.
 """
 

@@ -1,6 +1,6 @@
-"""Train an adapter in place of all weights, by PEFT, and run the model without it.
+"""Training of an adapter, by PEFT, in place of all weights, and running the model without it.
 
-Knows LoRA's settings, how PEFT puts it into a model, and how models are run. Knows nothing of data or training loops.
+Contains LoRA's settings, how PEFT puts it into a model, and how such a model is run.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from setblock.training.loss.loss import LogitsOf, logits_of_hidden
 
 
 class AdapterSection(Section):
-    """Hold the `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding."""
+    """The `adapter` section of a recipe: LoRA (arXiv 2106.09685), and the mask token's embedding."""
 
     r: int = Field(16, ge=1, description="rank of the update of each layer")
     alpha: int = Field(32, ge=1, description="the update is scaled by alpha / r")
@@ -36,8 +36,8 @@ class AdapterSection(Section):
 
 
 def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
-    """Put a new adapter into the layers of `sbd.model`, freeze everything else, and return the model in PEFT's wrapper, which
-    adds how they are saved and loaded. Raise `SetBlockError` if PEFT is not installed, or the model has no such layers."""
+    """Put a new adapter into the layers of `sbd.model`, freeze everything else, and return the model in PEFT's wrapper,
+    which adds saving and loading. Raise `SetBlockError` if PEFT is not installed, or the model has no such layers."""
     check_installed("training an adapter", "peft", extra="peft")
     from peft import LoraConfig, get_peft_model
 
@@ -60,10 +60,10 @@ def add_adapter(sbd: SBDModel, section: AdapterSection) -> PreTrainedModel:
 
 
 def frozen_half(base: PreTrainedModel) -> CleanHalf | None:
-    """Return what runs the clean half of inputs, for a model whose adapter acts on noisy tokens alone; None for any other. That
-    half is the base model's: it needs no gradient, all noisy copies attend to its keys, and its logits are the teacher's. What
-    is kept for these are hidden states, where the head is known, and else the logits. The gate is then open: what is left is
-    noisy."""
+    """Return the function that runs the clean half of inputs, for a model whose adapter acts on noisy tokens only; None
+    for any other. The base model runs that half, without gradient: all noisy copies attend to its keys, and its logits
+    are the teacher's. For the teacher, the hidden states are kept where the head is known, else the logits. The
+    adapter's gate is open afterwards, for the noisy half."""
     gate = gate_of(base)
     if gate is None:
         return None

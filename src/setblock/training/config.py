@@ -1,4 +1,4 @@
-"""Define what Set Block Decoding adds to Transformers' `TrainingArguments` (`SBDConfig`)."""
+"""`SBDConfig`: what Set Block Decoding adds to Transformers' `TrainingArguments`."""
 
 import os
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from setblock.training.loss.loss import MaskedLoss
 
 @dataclass
 class SBDConfig(Noising, TrainingArguments):
-    """Hold the training arguments. Only what differs from `transformers.TrainingArguments` is described here. The
-    options of the noisy half are fields as well; `setblock.training.inputs.noising.Noising` describes them.
+    """The training arguments. Only what differs from `transformers.TrainingArguments` is described here. The options of
+    the noisy half are fields as well; `setblock.training.inputs.noising.Noising` describes them.
 
     Attributes:
         objective: `sbd`: next-token and masked-token prediction (eq. 14). `ntp`: next-token prediction only, for a base model
@@ -60,9 +60,9 @@ class SBDConfig(Noising, TrainingArguments):
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
     remove_unused_columns: bool | None = False
-    # Else nothing is seen of a run for many steps.
+    # Otherwise a run logs nothing for many steps.
     logging_first_step: bool = True
-    # To look at each loss would be to wait for the device at each step, and would hide a loss that is not a number.
+    # Filtering would read each loss, and so wait for the device at each step, and would hide a loss that is not a number.
     logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class SBDConfig(Noising, TrainingArguments):
         self._set_accumulation()
 
     def _set_accumulation(self) -> None:
-        """Find the accumulation steps that the global batch takes on these processes."""
+        """Set the accumulation steps that the global batch takes on these processes."""
         at_once = self.train_batch_size * self.world_size
         if self.global_batch_size is None:
             self.global_batch_size = at_once * self.gradient_accumulation_steps

@@ -1,8 +1,9 @@
-"""Say what a training would need, without weights and without a GPU: memory by kind, disk, operations, days.
+"""The estimate of what a training needs, made without weights and without a GPU: memory by kind, disk, operations,
+days.
 
-Knows recipes, the rows of their data, and PyTorch's fake tensors, which have shapes and no storage: one step runs through
-`training_loss`, as the trainer's would, and what is alive is counted. What FSDP2 holds besides follows from how it spreads
-weights. Knows data sheets only by the peak that it is given.
+One step runs through `training_loss`, as in the trainer, on PyTorch's fake tensors, which have shapes but no storage,
+and the live bytes are counted. The memory that FSDP2 needs besides follows from how it spreads weights. The hardware's
+peak is an argument.
 """
 
 import math
@@ -48,7 +49,7 @@ from setblock.training.trainer.metrics import TokenCost
 DOCUMENT_LENGTH = 1024
 """Tokens of the documents that fill the rows, where the data are not read."""
 
-_SAMPLE = 64  # rows that stand for all
+_SAMPLE = 64  # rows of the sample
 
 LEFT_OUT = (
     "memory that the allocator can't use (allow a tenth), kernels' own scratch memory and NCCL's buffers",
@@ -56,12 +57,12 @@ LEFT_OUT = (
     "what attention computes between tokens, layers that are run again, evaluations and waiting for data, in the time",
 )
 NOT_READ = f"the lengths of your documents: rows are taken to be full of documents of {DOCUMENT_LENGTH:,} tokens, all with loss"
-"""Left out, too, where the data are not read."""
+"""Also left out of the estimate where the data are not read."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold what a training would need. Sizes are in bytes."""
+    """What a training needs. Sizes are in bytes."""
 
     parameters: int  # how many there are
     trained: int  # how many of them are trained
@@ -73,7 +74,7 @@ class Estimate:
     peak: Mapping[str, int]  # the most memory that a GPU holds, by kind
     host: int  # memory of a machine while one of its processes loads the weights
     checkpoint: int  # one on disk
-    disk: int  # all that are there at once, and the final model
+    disk: int  # all checkpoints that exist at once, and the final model
     operations: float  # floating-point operations of the whole training
     seconds: float  # at the share of the peak that was given
 
@@ -84,7 +85,7 @@ class Estimate:
 
 
 def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
-    """Return what to change where a recipe needs more memory than there is."""
+    """Return what to change in a recipe that needs more memory than there is."""
     state = estimate.peak["weights"] + estimate.peak["gradients"] + estimate.peak["optimizer"]
     if state > estimate.total / 2:
         return "use more GPUs" + ("" if recipe.adapter is not None else ", or train an adapter")
@@ -96,13 +97,13 @@ def advice(estimate: Estimate, recipe: Recipe, args: SBDConfig) -> str:
 
 
 def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: float) -> Estimate:
-    """Estimate what a recipe needs on some GPUs, over which FSDP2 spreads weights, gradients and optimizer. `peak` is that of
-    one, in operations per second, of which a `share` in 0..1 is reached. The lengths of rows are read where that needs no
-    download, or their number is needed. Raise `SetBlockError` if the model's config can't be read, a file of the data is not
-    there, or the tokenised data are not this recipe's."""
+    """Estimate what a recipe needs on `gpus` GPUs, over which FSDP2 spreads weights, gradients and optimizer. `peak` is
+    the peak of one GPU, in operations per second, of which a `share` in 0..1 is reached. The lengths of rows are read
+    where that needs no download, or where the number of rows is needed. Raise `SetBlockError` if the model's config
+    can't be read, a file of the data is missing, or the tokenised data are not this recipe's."""
     # 1. What is trained, and on what
     if recipe.data.tokenised is None:
-        check_texts(recipe.data)  # at once: the rest may take long
+        check_texts(recipe.data)  # checked first: the rest may take long
     config, tokenizer = _start(recipe)
     context, steps, batch = context_length_of(config), args.max_steps, args.per_device_train_batch_size
     rows = _rows(recipe, tokenizer, context, are_counted=steps <= 0)
@@ -144,8 +145,8 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
 
 
 def _start(recipe: Recipe) -> tuple[PretrainedConfig, PreTrainedTokenizerBase | None]:
-    """Return the config of the model a recipe starts from, and its tokenizer; None where there is a config alone: in a folder,
-    or in the table of the roofline, which also stands in for a hub that does not give a model."""
+    """Return the config of the model a recipe starts from, and its tokenizer. The tokenizer is None where only a config
+    exists: in a folder, or in the table of the roofline, which also stands in for a hub that can't be reached."""
     path = recipe.model.path
     if path is None:
         return starting_tokenizer(recipe.model, recipe.data)
@@ -167,7 +168,8 @@ def _start(recipe: Recipe) -> tuple[PretrainedConfig, PreTrainedTokenizerBase | 
 def _rows(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase | None, context_length: int, *, are_counted: bool
 ) -> CorpusRows | None:
-    """Return the rows to train on; None where they can't be read, or need a download and their number is not needed."""
+    """Return the rows to train on; None where they can't be read, or would need a download although their number is not
+    needed."""
     sources = [each.source for own in recipe.data.parts.values() for each in own.sources]
     is_here = recipe.data.tokenised is not None or all(
         is_task(each) or local_files(each) is not None for each in sources
@@ -183,7 +185,7 @@ def _rows(
 
 @dataclass(frozen=True)
 class RowSample:
-    """Hold the inputs of rows that stand for all, each alone, and their batches."""
+    """The inputs of a sample of rows, each alone, and their batches."""
 
     rows: list[dict[str, Tensor]]  # items of a `RowDataset`
     alone: list[TrainingInputs]  # at the largest block size
@@ -192,7 +194,8 @@ class RowSample:
 
     @classmethod
     def of(cls, recipe: Recipe, args: SBDConfig, rows: CorpusRows | None, *, context_length: int) -> "RowSample":
-        """Return rows evenly from all, and as many of the longest as a pass has; or rows that are full, if there are none."""
+        """Return rows drawn evenly from all, and as many of the longest as a pass has; full rows if there are no
+        data."""
         batch = args.per_device_train_batch_size
         if rows is None:
             length = min(recipe.data.row_length or context_length, context_length)
@@ -210,18 +213,18 @@ class RowSample:
         return cls(items, alone, is_average, context_length)
 
     def largest(self, args: SBDConfig, *, batch: int) -> TrainingInputs:
-        """Return the inputs of a pass over the rows with most tokens, noisy ones counted."""
+        """Return the inputs of a pass over the rows with the most tokens, noisy ones included."""
         sizes = [each.clean_tokens + each.noisy_tokens for each in self.alone]
         order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
         return _inputs(args, [self.rows[number] for number in order[:batch]], context_length=self.context_length)
 
     def mean_cost(self, cost: TokenCost) -> float:
-        """Return the operations of a row."""
+        """Return the mean number of operations of a row."""
         return self._mean([cost.of(each) for each in self.alone])
 
     @property
     def mean_tokens(self) -> float:
-        """Return the tokens of a row, without padding and noisy ones."""
+        """Return the mean number of tokens of a row, without padding and noisy ones."""
         return self._mean([int((each["document_ids"] >= 0).sum()) for each in self.rows])
 
     def _mean(self, values: list[int]) -> float:
@@ -243,7 +246,7 @@ def _inputs(args: SBDConfig, rows: list[dict[str, Tensor]], *, context_length: i
 def _model(recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> Any:
     """Return the model to train."""
     dtype = getattr(torch, recipe.model.dtype or ("float32" if recipe.adapter is None else "bfloat16"))
-    # Flex attention needs a GPU; PyTorch's SDPA holds as much, by documents.
+    # Flex attention needs a GPU; PyTorch's SDPA by documents needs the same memory.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         if recipe.adapter is not None:
@@ -255,10 +258,10 @@ def _model(recipe: Recipe, args: SBDConfig, config: PretrainedConfig, tokenizer:
 
 
 class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensors that operations make and that are alive."""
+    """A counter of the bytes of live tensors that operations make."""
 
     def __init__(self, model: nn.Module, gpus: int) -> None:
-        """Take a model, whose weights are not counted, and over how many GPUs gradients are spread."""
+        """Take a model, whose weights are not counted, and the number of GPUs over which gradients are spread."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0  # at present, and at most
         self.gradients = self._done = 0  # of `most`, and at present, those of whole backward passes
@@ -292,7 +295,7 @@ class _LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _peak(model: Any, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dict[str, int]:
-    """Return the most that a device holds in a step, by kind."""
+    """Return the peak memory of a device in a step, by kind."""
     is_half, frozen = args.bf16 or args.fp16, frozen_half(model)
     weights, reduced = sum(p.nbytes for p in model.parameters()) // gpus, 0
     if gpus > 1:
@@ -331,8 +334,8 @@ def _peak(model: Any, args: SBDConfig, inputs: TrainingInputs, gpus: int) -> dic
 
 
 def _held_whole(model: Any) -> tuple[int, int]:
-    """Return the bytes of the weights that FSDP2 holds whole at once, two layers and all that is in no layer; and those of the
-    float32 gradients of one layer, which are on their way."""
+    """Return two numbers of bytes: of the weights that FSDP2 gathers at once (two layers and all that is in no layer),
+    and of one layer's float32 gradients that are being sent."""
     names = set(model._no_split_modules or ())
     layers = [list(module.parameters()) for module in model.modules() if type(module).__name__ in names]
     sizes = [sum(p.nbytes for p in layer) for layer in layers]
@@ -343,7 +346,7 @@ def _held_whole(model: Any) -> tuple[int, int]:
 
 @contextmanager
 def _attention_at_once() -> Iterator[None]:
-    """Attend all tokens in one causal call where documents would be many calls, which hold as much but for masks."""
+    """Attend all tokens in one causal call, instead of one call per document: the memory is the same but for masks."""
 
     def at_once(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **how: Any) -> Any:
         known = {name: value for name, value in how.items() if name in ("dropout", "scaling")}

@@ -1,7 +1,4 @@
-"""Show one row of a recipe's data, doubled and noised as the trainer would in its first step.
-
-Knows recipes, rows and the doubled input.
-"""
+"""One row of a recipe's data, doubled and noised as in the trainer's first step, for `setblock data inspect`."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Define a recipe: one YAML file that says what to train, on what, and how.
-
-Knows the shape of the file. Knows nothing of models or training loops.
-"""
+"""The recipe: one YAML file that says what to train, on what, and how."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ from setblock.yaml_loader import YAMLLoader, read_yaml
 
 
 class ModelSection(Section):
-    """Choose what to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
+    """The model to start from: a checkpoint, or a config and a tokenizer trained on the recipe's data."""
 
     path: str | None = Field(None, description="what to start from: a folder, a hub id or a name, such as `bundled`")
     config: dict[str, Any] | None = Field(None, description="a Transformers config with model_type, for random weights")
@@ -51,10 +48,11 @@ class ModelSection(Section):
 
 
 class DecodingEvaluationSection(Section):
-    """Decode a few held-out examples periodically, one token a pass and in blocks, so that speed is seen to grow."""
+    """The periodic decoding of a few held-out examples, one token a pass and in blocks, which shows how the speed
+    grows."""
 
     task: str = Field("word-problems", description="a task of `setblock evaluate`; its validation split is used")
-    allow_code_execution: bool = Field(  # a permission, and no part of what is trained
+    allow_code_execution: bool = Field(  # a permission, which does not change the training
         False, exclude=True, description="run the programs that the model writes for a coding task"
     )
     limit: int = Field(32, ge=1, description="how many examples")
@@ -67,13 +65,13 @@ class DecodingEvaluationSection(Section):
 
 
 class Recipe(Section):
-    """Hold a whole recipe file. `training` holds the fields of `SBDConfig`."""
+    """A whole recipe file. `training` has the fields of `SBDConfig`."""
 
     model: ModelSection
     data: DataSection
     training: dict[str, Any]
     adapter: AdapterSection | None = None
-    # Not part of what is trained: a run may resume with other evaluations.
+    # Excluded from the run's record: a run may resume with other evaluations.
     evaluate_decoding: DecodingEvaluationSection | None = Field(None, exclude=True)
 
     @model_validator(mode="after")
@@ -93,7 +91,7 @@ def load_recipe(path: str | Path, *, overrides: Mapping[str, Any] | None = None)
 
 
 def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) -> tuple[Recipe, SBDConfig]:
-    """Check what a file holds, as `load_recipe` does; `path` names it to a user."""
+    """Check the content of a file, as `load_recipe` does; `path` names it in messages."""
     if not isinstance(content, dict):
         raise SetBlockError(f"recipe {path} must be a mapping with the keys {', '.join(Recipe.model_fields)}")
     for key, value in overrides.items():
@@ -109,7 +107,8 @@ def checked_recipe(path: Path, content: Any, *, overrides: Mapping[str, Any]) ->
 
 
 def _refuse_misfits(recipe: Recipe, arguments: SBDConfig) -> None:
-    """Refuse what only several sections together make wrong, and what training by a recipe has not."""
+    """Raise `SetBlockError` for values that are wrong only in combination, and for fields of the training section that
+    recipes don't support."""
     start, data, output = recipe.model.path, recipe.data, arguments.output_dir
     if start is not None and Path(start).resolve() == Path(output).resolve():
         raise SetBlockError(f"training.output_dir must not be model.path itself, {start!r}")

@@ -1,4 +1,4 @@
-"""Hold a conversation in the terminal (`setblock chat`)."""
+"""Conversations in the terminal (`setblock chat`)."""
 
 import re
 import signal
@@ -72,7 +72,7 @@ def chat(
 
 
 class Conversation:
-    """Hold the messages so far, and print the model's answers to new ones."""
+    """The messages of a conversation so far. It prints the model's answers to new ones."""
 
     def __init__(self, model: "LanguageModel", settings: "DecodingSettings", system: str | None) -> None:
         """Begin with a system message, if there is one."""
@@ -85,8 +85,8 @@ class Conversation:
         self.messages = list(self._first)
 
     def answer(self, text: str) -> None:
-        """Print the answer to a message as it is written, and keep both. Keep neither if the message can't be answered, which
-        raises `SetBlockError`. Ctrl-C ends the answer after the pass that runs."""
+        """Print the answer to a message as it is written, and keep both. If the message can't be answered, keep neither and
+        raise `SetBlockError`. Ctrl-C ends the answer after the current pass."""
         from setblock import stream
 
         requested = [*self.messages, {"role": "user", "content": text}]
@@ -104,13 +104,13 @@ class Conversation:
 
 
 def figures(generation: Generation) -> str:
-    """Return the tokens, the passes, and how many passes fewer these are than plain decoding's: the same prefill, and one pass
-    for each token after the first."""
+    """Return the number of tokens, of passes, and of passes saved compared with plain decoding, which has the same prefill and
+    one pass for each token after the first."""
     saved = generation.num_tokens - 1 - generation.passes.decoding
-    told = f"{saved} passes saved" if saved > 1 else "1 pass saved" if saved == 1 else "no pass saved"
+    savings = f"{saved} passes saved" if saved > 1 else "1 pass saved" if saved == 1 else "no pass saved"
     cut = " (stopped at --max-new-tokens)" if generation.finish_reason == "length" else ""
     return (
-        f"{counted(generation.num_tokens, 'token')}{cut}, {counted(generation.num_forwards, 'forward')}: {told}, "
+        f"{counted(generation.num_tokens, 'token')}{cut}, {counted(generation.num_forwards, 'forward')}: {savings}, "
         f"{generation.seconds:.2f} s"
     )
 

@@ -1,4 +1,4 @@
-"""Compare one prompt by two methods, side by side (`setblock compare`)."""
+"""The comparison of two methods on one prompt, side by side (`setblock compare`)."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class CompareOptions(DecodingOptions):
-    """Hold how both sides are decoded."""
+    """The options of decoding both sides."""
 
     method: Literal["exact", "sbd"] = option(
         "exact",
@@ -104,7 +104,7 @@ def _show(comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, pro
 
 
 def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: Generation) -> list[str]:
-    """Return what each token adds to the text, safe to print. A character of several tokens belongs to its last one."""
+    """Return what each token adds to the text, safe to print. A character of several tokens counts as its last token's."""
     from setblock.decoding.answer.text import AnswerText
 
     text, pieces = AnswerText(tokenizer), []

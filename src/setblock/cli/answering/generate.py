@@ -1,4 +1,4 @@
-"""Answer a prompt, streamed, once or several times, or a file of prompts (`setblock generate`)."""
+"""Answers to a prompt, streamed, once or several times, or to a file of prompts (`setblock generate`)."""
 
 import hashlib
 import os
@@ -40,7 +40,7 @@ _PIPE = Path("-")
 
 @option_group("Form of the answer")
 class FormOptions(DecodingOptions):
-    """Hold how answers are decoded, and what form they have."""
+    """The options of decoding, and of the form of answers."""
 
     json_schema: Path | None = optional("The answer is JSON that is valid under the schema in this file.")
     regex: str | None = rare("The answer as a whole matches this regular expression.")
@@ -63,12 +63,12 @@ class FormOptions(DecodingOptions):
 
 @option_group(available=available_settings("report"))
 class GenerateOptions(FormOptions):
-    """Hold how answers are decoded, what form they have, and what is reported of them."""
+    """The options of decoding, of the form of answers, and of what is reported of them."""
 
 
 @option_group(DECODING)
 class PromptOptions:
-    """Hold how a prompt is given to the model."""
+    """The options of how a prompt is given to the model."""
 
     raw: bool = option(False, "Continue the prompt as plain text, without the chat template.", is_rare=True)
     system: str | None = optional("System message before the prompt.", metavar="TEXT")
@@ -79,12 +79,12 @@ class PromptOptions:
     )
 
     def given(self) -> dict[str, Any]:
-        """Return the arguments of `generate` that say how a prompt is given. Raise `ParameterError` if they are no JSON."""
+        """Return the arguments of `generate` that say how a prompt is given. Raise `ParameterError` if they aren't JSON."""
         kwargs = template_kwargs("--chat-template-kwargs", self.chat_template_kwargs)
         return {"raw": self.raw, "chat_template_kwargs": kwargs}
 
     def requested(self, prompt: str | None) -> "Prompt | None":
-        """Return what the model is asked; None if no PROMPT is given. Raise `SetBlockError` if options exclude each other, or
+        """Return the prompt for the model; None if no PROMPT is given. Raise `SetBlockError` if options exclude each other, or
         the text is not valid UTF-8."""
         if self.raw and self.system is not None:
             raise ParameterError("--raw has no place for a system message: leave out --system")
@@ -103,7 +103,7 @@ class PromptOptions:
 
 @option_group("Many prompts")
 class FileOptions:
-    """Hold which file of prompts is answered, and where the answers go."""
+    """The options of a file of prompts, and of the file of their answers."""
 
     source: Path | None = optional(
         'Answer a file of prompts. Each line is a JSON object, {"prompt": "..."} or {"messages": [...]}, with an '
@@ -215,9 +215,9 @@ def _kept(accepted: int, drafted: int) -> str:
 def generate_file(
     many: FileOptions, options: RuntimeOptions, decoding: DecodingOptions, given: Mapping[str, Any], *, as_json: bool
 ) -> None:
-    """Answer every line of the one file into the other; continue where an interrupted run stopped. `given` says how prompts
-    are given, as in `PromptOptions`. Raise `SetBlockError` if
-    a line is no prompt or too long, or a file can't be read or written."""
+    """Answer every line of one file into another; continue where an interrupted run stopped. `given` says how prompts are
+    given, as in `PromptOptions`. Raise `SetBlockError` if a line is not a prompt or is too long, or a file can't be read or
+    written."""
     source, target, concurrency = many.source, many.target, many.concurrency
     assert source is not None and target is not None
     text = read_prompt("-") if source == _PIPE else read_text(source)
@@ -237,7 +237,7 @@ def generate_file(
         if isinstance(answers, AnswerFile):
             from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 
-            made: dict[str, Any] = {  # what decides the answers
+            made: dict[str, Any] = {  # everything that determines the answers
                 "prompts": hashlib.sha256(text.encode()).hexdigest(),
                 "model": model_fingerprint(loaded),
                 "settings": {name: repr(value) for name, value in settings.changed().items()},
@@ -265,7 +265,7 @@ def generate_file(
 
 _STYLES = {"prefill": "cyan", "token": "cyan", "block": "green", "commit": "magenta"}
 
-# A model may write anything, and an escape sequence among it would colour or move what follows.
+# A model may write anything, and an escape sequence would colour or move what follows it.
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -312,11 +312,11 @@ def _block(traced: "TracedPass", standing: "dict[int, TracedToken]") -> Text:
         if (token := standing.get(index)) is None:
             text.append("_", style="dim")
             continue
-        told = "end of text" if token.is_end else token.text.replace("\n", "↵").translate(CONTROLS)
+        shown_text = "end of text" if token.is_end else token.text.replace("\n", "↵").translate(CONTROLS)
         if index in new:
-            text.append(f"[{told}]", style=f"bold {_STYLES[traced.kind]}")
+            text.append(f"[{shown_text}]", style=f"bold {_STYLES[traced.kind]}")
         else:
-            text.append(told)
+            text.append(shown_text)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Serve the API and the playground, on this machine or for others (`setblock serve`)."""
+"""The server of the API and the playground (`setblock serve`)."""
 
 import os
 from contextlib import suppress
@@ -25,7 +25,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @option_group("Limits", available=options_of(EngineLimits, ServerLimits, but_not=["page_tokens"]))
 class LimitOptions:
-    """Hold what clients may ask for."""
+    """The limits of what clients may request."""
 
 
 def serve(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @option_group(TASK)
 class EvaluateOptions(DecodingOptions):
-    """Hold how the examples are answered."""
+    """The options of how the examples are answered."""
 
     seed: int = option(0, "Seed that chooses the examples of the split, and the tokens at a temperature above 0.")
 
@@ -193,7 +193,7 @@ def _table(results: "list[Result]", front: "list[Result]", title: str) -> Table:
 
 @option_group("Calibration")
 class CalibrationOptions:
-    """Hold what is asked of a calibration."""
+    """The options of a calibration."""
 
     tolerance: str = option(
         "accuracy=0.5",
@@ -233,7 +233,7 @@ def calibrate(
     from setblock.evaluation.sweeps.result_file import read_results
     from setblock.model.checkpoint import copy_checkpoint, write_sbd_config
 
-    # 1. What is asked for, and whether it can be
+    # 1. The options, and their check
     wanted = calibration.tolerance_of(requested.tolerance, confidence=requested.confidence)
     if requested.results is not None and (task.source or grid != GridOptions()):
         raise ParameterError("--results decodes nothing: it takes the place of --input and the options of the grid")
@@ -264,7 +264,7 @@ def calibrate(
     if not dry_run:
         _check_samplers(name_of(each.point.sampler) for each in results if each.point.sampler is not None)
 
-    # 3. The choice, written next to that of other domains
+    # 3. The choice, written next to those of other domains
     made = calibration.calibrate(results, wanted, seed=task.seed)
     run, source = results[0].run, Path(model.source)
     domain = requested.domain or str(run["task"]["name"])
@@ -283,14 +283,14 @@ def calibrate(
     else:
         _show(made, domain=domain)
         if made.chosen is not None:
-            told = f"written to {folder / 'config.json'}" if folder else "nothing was written (--dry-run)"
-            stdout_console().print(told, soft_wrap=True)
+            message = f"written to {folder / 'config.json'}" if folder else "nothing was written (--dry-run)"
+            stdout_console().print(message, soft_wrap=True)
     if made.chosen is None:
         raise SetBlockError("no setting passed: sweep --method exact, which keeps any tolerance, or allow a larger one")
 
 
 def _check_samplers(names: Iterable[str]) -> None:
-    """Refuse to write the name of a sampler that other commands would not find, since it is a class in a user's file."""
+    """Raise for a sampler that is a class in a user's file: other commands would not find its name in the checkpoint."""
     for name in names:
         if ".py:" in name:
             raise ParameterError(
@@ -300,7 +300,7 @@ def _check_samplers(names: Iterable[str]) -> None:
 
 
 def _check_writable(model: ModelOptions, copy: Path | None) -> None:
-    """Refuse, before hours of decoding, a model whose calibrations can't be written: to its own folder, or to a copy."""
+    """Raise, before hours of decoding, if calibrations can't be written to the model's own folder or to a copy."""
     source = Path(model.source)
     if copy is not None:
         if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
@@ -331,5 +331,5 @@ def _show(calibration: "Calibration", *, domain: str) -> None:
     if chosen is not None:
         how = "which passed" if chosen is calibration.passed else "which loses nothing, whatever the examples"
         how += "" if calibration.passed else "; no other setting passed"
-        told = f"{label_of(chosen.point)}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
-        console.print(f"chosen: {told}", soft_wrap=True)
+        summary = f"{label_of(chosen.point)}, {how}; {chosen.nfe_speedup:.2f} times fewer passes than plain decoding"
+        console.print(f"chosen: {summary}", soft_wrap=True)

@@ -63,8 +63,8 @@ def roofline(
 
 
 def _read_shape(source: str) -> tuple[ModelShape, str]:
-    """Return the shape and the type of a preset, or of a checkpoint, of which only the config is read, or raise
-    `SetBlockError` if there is no such config, or blocks can't be decoded with such a model."""
+    """Return the shape and the type of a preset or of a checkpoint, of which only the config is read. Raise `SetBlockError` if
+    there is no such config, or such a model can't decode blocks."""
     if source in PRESETS:
         return PRESETS[source], "bfloat16"
     from transformers import AutoConfig
@@ -106,7 +106,7 @@ def _check_shape(shape: ModelShape, config: Any) -> None:
 
 
 def _show(prediction: Prediction, found: dict[str, Any]) -> None:
-    """Print what is predicted and on what, both tables of the paper, and where blocks stop paying; `found` is its JSON."""
+    """Print the prediction and its inputs, both tables of the paper, and where blocks stop paying; `found` is its JSON."""
     console = stdout_console()
     shape, hardware, precision = prediction.shape, prediction.hardware, prediction.precision
     linear, attention = (hardware.peak(bits) / TFLOPS for bits in (precision.linear_bits, precision.attention_bits))

@@ -1,4 +1,4 @@
-"""Define the decoding options: an option for each setting that the command line offers, and the settings from them.
+"""The decoding options: an option for each setting that the command line has, and the settings that they give.
 
 Names, help and ranges are those of the table, `setblock.decoding.settings.table`.
 """
@@ -13,7 +13,7 @@ from setblock.cli.messages import print_message
 from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, AvailableOptions, option, option_group, rare
 from setblock.decoding.samplers.named import SAMPLERS
 from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
-from setblock.decoding.settings.resolve import requested_settings, sampler_told
+from setblock.decoding.settings.resolve import requested_settings, sampler_to_dict
 from setblock.decoding.settings.setting import Group
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, available
 from setblock.errors import ParameterError
@@ -32,7 +32,7 @@ AVAILABLE = available(
 
 
 def available_settings(*groups: Group) -> AvailableOptions:
-    """Return an option for each setting of these groups, and behind the sampler's one for its parameters."""
+    """Return an option for each setting of these groups, and after `sampler` an option for its parameters."""
     available: AvailableOptions = {}
     for called, row in AVAILABLE.items():
         if row.group in groups:
@@ -40,28 +40,28 @@ def available_settings(*groups: Group) -> AvailableOptions:
             is_open = row.default is None or row.type in _LISTED
             available[row.name] = (kind | None if is_open else kind, setting_option(called))
         if row.name == "sampler" and "point" in groups:
-            told = (
+            help_text = (
                 "A parameter of the sampler, such as factor=0.5. Can be repeated. The error for an unknown KEY lists the valid "
                 "ones."
             )
-            available["sampler_options"] = (list[str] | None, rare(told, "--sampler-option", metavar="KEY=VALUE"))
+            available["sampler_options"] = (list[str] | None, rare(help_text, "--sampler-option", metavar="KEY=VALUE"))
     return available
 
 
 def setting_option(called: str) -> Any:
     """Return the option of a setting, by its name in `AVAILABLE`."""
     row = AVAILABLE[called]
-    told, is_listed = row.help, row.type in _LISTED
-    if str(row.range) and str(row.range) not in told:
-        told += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
+    help_text, is_listed = row.help, row.type in _LISTED
+    if str(row.range) and str(row.range) not in help_text:
+        help_text += f" {str(row.range)[0].upper()}{str(row.range)[1:]}."
     if is_listed:
-        told += " Can be repeated."
+        help_text += " Can be repeated."
     if row.name == "sampler":
-        told += f" Available: {', '.join(SAMPLERS)}; or a class in a file, such as my_file.py:Clear."
+        help_text += f" Available: {', '.join(SAMPLERS)}; or a class in a file, such as my_file.py:Clear."
     metavar = row.metavar if row.type in (int, float, str) or is_listed else None
     default = None if is_listed else row.default
     typed, panel = f"--{called.replace('_', '-')}", _PANELS[row.group]
-    return option(default, told, typed, panel=panel, metavar=metavar, is_rare=row.name not in _COMMON)
+    return option(default, help_text, typed, panel=panel, metavar=metavar, is_rare=row.name not in _COMMON)
 
 
 _COMMON = ("method", *HYPERPARAMETERS, "block_size", "max_new_tokens", "temperature", "top_p", "seed", "stop")
@@ -70,7 +70,7 @@ _COMMON = ("method", *HYPERPARAMETERS, "block_size", "max_new_tokens", "temperat
 
 @option_group(DECODING, available=available_settings("point"))
 class PointOptions:
-    """Hold the operating point. A field that is None is left to the library."""
+    """The options of an operating point. None in a field means the library's default."""
 
     if TYPE_CHECKING:
 
@@ -89,7 +89,7 @@ class PointOptions:
 
 @option_group(DECODING, available=available_settings("answer", "sampling"))
 class DecodingOptions(PointOptions):
-    """Hold how an answer is decoded."""
+    """The options of decoding an answer."""
 
     domain: str | None = rare(
         "Use the setting that `setblock calibrate` found for this domain. Default: the slowest, and so the most "
@@ -98,8 +98,8 @@ class DecodingOptions(PointOptions):
     )
 
     def settings_for(self, model: "LanguageModel") -> DecodingSettings:
-        """Return the settings, at the point that the model was calibrated to where no option says another; a line reports
-        it. Raise `ParameterError` as in `settings`, or if the model was not calibrated for the domain."""
+        """Return the settings, at the model's calibrated point if no option sets another; a line reports it. Raise
+        `ParameterError` as in `settings`, or if the model was not calibrated for the domain."""
         settings = self.settings()
         is_open = leaves_point_open(settings) and settings.method != "ntp"
         if self.domain is not None and not is_open:
@@ -131,7 +131,7 @@ def key_values(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def template_kwargs(option: str, text: str | None) -> dict[str, Any]:
-    """Return what chat templates are rendered with, given as a JSON object. Raise `ParameterError` if it is none."""
+    """Return the arguments of chat templates, given as a JSON object. Raise `ParameterError` if the text is not one."""
     if text is None:
         return {}
     try:
@@ -152,8 +152,8 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def with_own_sampler(name: str | None) -> None:
-    """Put the class of a name such as `my_file.py:Clear` among the samplers of this process, or raise `ParameterError` if
-    there is none, its code fails, or it is no sampler.
+    """Register the class of a name such as `my_file.py:Clear` as a sampler of this process. Raise `ParameterError` if there is
+    no such class, its code fails, or it is not a sampler.
 
     Only the command line reads such names: a client of a server must not choose which code runs.
     """
@@ -167,14 +167,14 @@ def with_own_sampler(name: str | None) -> None:
 
 
 def sampler_json(settings: DecodingSettings) -> dict[str, Any]:
-    """Return what a report's JSON says of the sampler: all None in method `ntp`, which has none."""
-    told = sampler_told(settings)
-    return {**told, **{name: (told["sampler_options"] or {}).get(name) for name in HYPERPARAMETERS}}
+    """Return the sampler's entries in a report's JSON; all are None in method `ntp`, which has no sampler."""
+    summary = sampler_to_dict(settings)
+    return {**summary, **{name: (summary["sampler_options"] or {}).get(name) for name in HYPERPARAMETERS}}
 
 
 def sampler_text(settings: DecodingSettings) -> str:
     """Return the sampler and its parameters in a few words."""
-    told = sampler_told(settings)
-    options = told["sampler_options"].items()
+    summary = sampler_to_dict(settings)
+    options = summary["sampler_options"].items()
     values = ", ".join(f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in options)
-    return f"{told['sampler']} ({values})" if values else str(told["sampler"])
+    return f"{summary['sampler']} ({values})" if values else str(summary["sampler"])

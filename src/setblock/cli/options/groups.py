@@ -1,7 +1,4 @@
-"""Define the options of commands: each once, in groups that commands share, shown in the panels of `--help`.
-
-Knows typer. Knows nothing of what an option does.
-"""
+"""Options of commands for typer: each is defined once, in groups that commands share, shown in the panels of `--help`."""
 
 import inspect
 import re
@@ -21,29 +18,29 @@ _METAVARS |= {kind | None: name for kind, name in _METAVARS.items()}
 
 Group = TypeVar("Group")
 AvailableOptions = dict[str, tuple[Any, Any]]
-"""Options by name, each with its type: what an `option_group` has besides its own fields."""
+"""Options by name, each with its type: the further options of an `option_group`, besides its own fields."""
 
 
-def option(default: Any, told: str, *names: str, panel: str | None = None, is_rare: bool = False, **more: Any) -> Any:
+def option(default: Any, help: str, *names: str, panel: str | None = None, is_rare: bool = False, **more: Any) -> Any:
     """Return an option, in place of the default of a command's parameter or of a field of an `option_group`.
 
     Args:
         default: `...` if the option must be given.
-        told: its help.
+        help: its help.
         names: what is typed; by default the parameter's name, also of a flag.
         is_rare: show it in `--help-all` only.
         more: typer's own arguments, such as `metavar`.
     """
-    return _typed(default, typer.Option(..., *names, help=told, rich_help_panel=panel, hidden=is_rare, **more))
+    return _typed(default, typer.Option(..., *names, help=help, rich_help_panel=panel, hidden=is_rare, **more))
 
 
 optional, rare = partial(option, None), partial(option, None, is_rare=True)
 """Options that are None where nothing is typed. Only `--help-all` shows a `rare` one."""
 
 
-def argument(default: Any, told: str, metavar: str, **more: Any) -> Any:
+def argument(default: Any, help: str, metavar: str, **more: Any) -> Any:
     """Return an argument, which is typed without a name. It has the place and the parameters of an `option`."""
-    return _typed(default, typer.Argument(metavar=metavar, help=told, **more))
+    return _typed(default, typer.Argument(metavar=metavar, help=help, **more))
 
 
 def _typed(default: Any, info: Any) -> Any:
@@ -54,8 +51,8 @@ def _typed(default: Any, info: Any) -> Any:
 def option_group(
     panel: str | None = None, *, available: AvailableOptions | None = None
 ) -> Callable[[type[Group]], type[Group]]:
-    """Return a frozen dataclass of options, for a parameter of a command: its own fields, and behind them what is `available`.
-    They are in `panel`, unless they name another."""
+    """Return a frozen dataclass of options, for a parameter of a command: its own fields, then those of `available`. They are
+    in `panel`, unless they name another."""
 
     def made(group: type[Group]) -> type[Group]:
         for name, (kind, each) in (available or {}).items():
@@ -71,15 +68,15 @@ def option_group(
 
 
 def options_of(*kinds: type[Any], but_not: Container[str]) -> AvailableOptions:
-    """Return an option for each field of some dataclasses. Its help is what their docstrings say of it."""
+    """Return an option for each field of some dataclasses. Its help is the field's text in the dataclass's docstring."""
     available = {}
     for kind in kinds:
         listed = inspect.getdoc(kind) or ""
         for each in fields(kind):
             if each.name not in but_not:
                 found = re.search(rf"^    {each.name}: (.+(?:\n {{8}}.+)*)", listed, re.MULTILINE)
-                told = " ".join(found[1].split()) if found else ""  # none under `python -OO`
-                available[each.name] = (each.type, option(each.default, told))
+                help_text = " ".join(found[1].split()) if found else ""  # none under `python -OO`
+                available[each.name] = (each.type, option(each.default, help_text))
     return available
 
 
@@ -114,7 +111,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(name: str, kind: Any, typed: "Field[Any]") -> inspect.Parameter:
-    """Return an option or an argument as typer takes it: in the annotation, with its names, and the default apart."""
+    """Return an option or an argument in typer's form: names and help in the annotation, the default separate."""
     info = typed.metadata["typed"]
     if isinstance(info, OptionInfo):
         info.param_decls = info.param_decls or (f"--{name.replace('_', '-')}",)
@@ -124,7 +121,7 @@ def _parameter(name: str, kind: Any, typed: "Field[Any]") -> inspect.Parameter:
 
 
 def show_all(command: Any) -> None:
-    """Let the help of a command show all that it takes, rare options, too."""
+    """Make the help of a command show all of its options, rare ones too."""
     for parameter in command.params:
         parameter.hidden = False
 

@@ -1,4 +1,4 @@
-"""Turn the options of a model, and of the runtime that runs it, into a model that PyTorch or llama.cpp runs."""
+"""The options of a model and of its runtime, and the loading of the model into PyTorch or llama.cpp."""
 
 import logging
 import warnings
@@ -27,7 +27,7 @@ Quantization = Literal["int8"]  # as in `setblock.model.weights`, which takes se
 
 @option_group("Model")
 class ModelOptions:
-    """Hold which model, and how it is loaded."""
+    """The options that select a model, and how it is loaded."""
 
     path: str | None = optional(
         "Folder, hub id or name (`setblock fetch`) of a causal LM, or a GGUF file. Default: `bundled`, the included model.",
@@ -75,12 +75,12 @@ def warn_of_bundled(options: ModelOptions) -> str | None:
         return None
     there = is_fetched(_CHAT_MODEL)
     how = "this machine has one" if there else f"`setblock fetch {_CHAT_MODEL}` downloads one (93 MB)"
-    told = (
+    message = (
         "the included model knows the word problems of one generator only: with other names, about half of its answers are "
         f"wrong. For a chat model, give --model {_CHAT_MODEL}: {how}"
     )
-    print_warning(told)
-    return told
+    print_warning(message)
+    return message
 
 
 _CHAT_MODEL = "smollm2"
@@ -88,9 +88,9 @@ _CHAT_MODEL = "smollm2"
 
 @slow_steps_named()
 def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) -> "SBDModel":
-    """Load the model that the options name, or the bundled one. `blocks`: whether it is to be decoded in blocks that nothing
-    checks, which it must have been trained for. `fastest`: whether its weights may be prepacked without having been asked for,
-    where that pays. Raise `SetBlockError` if it can't be loaded, or has no mask token and `blocks` needs one."""
+    """Load the model that the options name, or the bundled one. `blocks`: whether it will decode unverified blocks, for which
+    it must have been trained. `fastest`: whether its weights may be prepacked without an option, where that pays. Raise
+    `SetBlockError` if it can't be loaded, or has no mask token and `blocks` needs one."""
     logging.getLogger("setblock.steps").info("starting PyTorch and Transformers")
     import torch
 
@@ -139,7 +139,7 @@ OF_LLAMA = {each.name: each.type for each in fields(LlamaOptions)}
 
 @option_group("Model")
 class RuntimeOptions(ModelOptions):
-    """Hold which model, and who runs it."""
+    """The options that select a model and its runtime."""
 
     runtime: Literal["transformers", "llama-cpp"] | None = rare(
         "What runs the model. transformers: PyTorch. llama-cpp: llama.cpp (needs the extra `llama-cpp`), the "
@@ -157,8 +157,8 @@ class RuntimeOptions(ModelOptions):
 
     @property
     def takes_llama_cpp(self) -> bool:
-        """Return whether llama.cpp is to run the model, or raise `SetBlockError` if it is, and can't; or an option goes
-        with the other runtime."""
+        """Return whether llama.cpp runs the model. Raise `SetBlockError` if it should and can't, or an option is for the other
+        runtime."""
         from setblock.integrations.llama_cpp.library import is_installed
 
         has_file = self.path is not None and is_gguf(self.path)

@@ -1,5 +1,4 @@
-"""Define the options that say which examples a model is asked, those of a task or the records of a file, and at which
-settings it is swept."""
+"""The options of the examples that a model answers, from a task or a file of records, and of the settings of a sweep."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,7 +27,7 @@ BATCH_SIZE = "Number of examples decoded at once, at least 1. It changes no answ
 
 @option_group(TASK)
 class ExamplesOptions:
-    """Hold which examples a model is asked, and how its answers are judged."""
+    """The options of the examples, and of how answers are judged."""
 
     task: str | None = optional(
         f"The task: {', '.join(TASKS)}, or a Python file of your own: FILE or FILE:NAME. Default: {DEFAULT_TASK}.",
@@ -59,7 +58,7 @@ class ExamplesOptions:
     )
 
     def chosen(self, *, split: Split = "test", limit: int = 100) -> tuple[Task[Any], "Asked"]:
-        """Return the task, and which examples of it are asked; `split` and `limit` where no option says it. Raise
+        """Return the task, and which of its examples are answered; `split` and `limit` are the options' defaults. Raise
         `SetBlockError` if there is no such task or file, options exclude each other, or answers can't be judged here."""
         from setblock.evaluation.judging import check_judge
 
@@ -81,7 +80,7 @@ class ExamplesOptions:
 
 @option_group(TASK)
 class TaskOptions(ExamplesOptions):
-    """Hold which examples a sweep or a calibration asks, and how they are decoded together."""
+    """The options of the examples of a sweep or a calibration, and of their batches."""
 
     seed: int = option(
         0,
@@ -114,7 +113,7 @@ class TaskOptions(ExamplesOptions):
 
 @option_group("Grid")
 class GridOptions:
-    """Hold the operating points of a sweep."""
+    """The options of a sweep's operating points."""
 
     methods: list[str] | None = optional(
         "sbd or exact. Can be repeated. Default: both. ntp always runs once.", "--method"
@@ -135,7 +134,7 @@ class GridOptions:
     )
 
     def grids(self) -> "list[Grid]":
-        """Return the grids, or raise `SetBlockError` if an option is malformed, or names what there is not."""
+        """Return the grids. Raise `SetBlockError` if an option is malformed or has an unknown name."""
         from setblock.evaluation.sweeps.grid import DEFAULT_SAMPLER, METHODS, grids_of, read_grids
 
         if self.grid_file is not None:

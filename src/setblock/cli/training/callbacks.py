@@ -1,8 +1,5 @@
-"""Show a training run, a bar with the losses and the speed on a terminal and a line for each log elsewhere; and stop it
-at Ctrl-C or SIGTERM: after the step, with a checkpoint.
-
-Knows signals, Rich and the Trainer's callbacks. Knows nothing of models.
-"""
+"""Callbacks of a training run. `TrainView` shows a bar with the losses and the speed on a terminal, and a line for each log
+elsewhere. `Interruption` stops the run at Ctrl-C or SIGTERM, after the step, with a checkpoint."""
 
 import os
 import signal
@@ -21,10 +18,10 @@ from setblock.cli.messages import columns, print_message
 
 
 class Interruption(TrainerCallback):
-    """Save a checkpoint after the step in which a signal came, and raise `KeyboardInterrupt` with the signal's number. A second
-    signal does what it always does.
+    """A callback that saves a checkpoint after the step in which a signal came, and raises `KeyboardInterrupt` with the
+    signal's number. A second signal has its usual effect.
 
-    Of several processes, all stop after the step in which one of them has had a signal.
+    Of several processes, all stop after the step in which one of them received a signal.
     """
 
     def __init__(self) -> None:
@@ -34,7 +31,7 @@ class Interruption(TrainerCallback):
         self._process = os.getpid()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Take the signals."""
+        """Install the signal handlers."""
         self._is_main = state.is_world_process_zero
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -46,13 +43,13 @@ class Interruption(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Give the signals back, and raise `KeyboardInterrupt` if there was one and steps are left."""
+        """Restore the signal handlers, and raise `KeyboardInterrupt` if there was a signal and steps are left."""
         self.close()
         if self._signal and state.global_step < state.max_steps:
             raise KeyboardInterrupt(self._signal)
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Restore the signal handlers."""
         while self._before:
             signal.signal(*self._before.popitem())
 
@@ -93,7 +90,7 @@ def _text(logs: Mapping[str, Any]) -> str:
 
 
 class TrainView(TrainerCallback):
-    """Show the progress of a run. Only the main process shows anything."""
+    """A callback that shows the progress of a run, in the main process only."""
 
     def __init__(self, *, bar: bool) -> None:
         """Choose whether to draw a bar, on stderr; if not, each log is a line on stdout."""
@@ -116,11 +113,11 @@ class TrainView(TrainerCallback):
         self._progress.update(self._measured, completed=done, visible=done < total)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Move it."""
+        """Advance the bar."""
         self._progress.update(self._task, completed=state.global_step)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Say what was logged: losses next to the bar, evaluations above it."""
+        """Show what was logged: losses next to the bar, evaluations above it."""
         logs = kwargs["logs"]
         text = _text(logs)
         if not text or not state.is_world_process_zero:
@@ -135,5 +132,5 @@ class TrainView(TrainerCallback):
             self._progress.update(self._task, description=text)
 
     def close(self) -> None:
-        """Leave the bar as it is, also where the run was interrupted."""
+        """Stop the bar where it is, also if the run was interrupted."""
         self._progress.stop()

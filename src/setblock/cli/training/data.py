@@ -1,4 +1,4 @@
-"""Show what a recipe trains on before the training, and let a model answer prompts (`setblock data`)."""
+"""A recipe's data before the training: show it, tokenise it, and let a model answer its prompts (`setblock data`)."""
 
 import shlex
 from dataclasses import replace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class RegenerateOptions(DecodingOptions):
-    """Hold how answers are written: one token a pass, by default."""
+    """The options of decoding answers; by default one token a pass."""
 
     method: Method = option(
         "ntp", "ntp: one token per pass. exact: the same text in blocks. sbd: blocks without a check."
@@ -169,10 +169,10 @@ def _statistics(counts: dict[str, Any]) -> Table:
 
 
 def _table(half: dict[str, list[Any]], tokenizer: "PreTrainedTokenizerBase", places: range) -> Table:
-    """Return a line for each of some tokens of the clean or of the noisy half."""
+    """Return a table with a line for each token at `places` of the clean or of the noisy half."""
     blocks = half.get("block_ids", [])  # of the noisy half
 
-    def told(token_id: int | None, style: str = "") -> Text:
+    def text_of(token_id: int | None, style: str = "") -> Text:
         """Return a token's text in quotes, so that its spaces and line breaks are seen."""
         return _NOTHING if token_id is None else Text(repr(tokenizer.decode([token_id])), style=style)
 
@@ -184,12 +184,12 @@ def _table(half: dict[str, list[Any]], tokenizer: "PreTrainedTokenizerBase", pla
     table.add_column("output learns", no_wrap=True)
     for i in places:
         token, document, position = (half[name][i] for name in ("input_ids", "document_ids", "position_ids"))
-        of_token = (str(document), str(position), _MASK if token is None else told(token))
+        of_token = (str(document), str(position), _MASK if token is None else text_of(token))
         table.add_row(
             str(blocks[i] if blocks else i),
             *((_NOTHING, _NOTHING, _PADDING) if document < 0 and not blocks else of_token),
-            f"before {half['block_starts'][i]}" if blocks else told(half["labels"][i], "green"),
-            told(half["predicts"][i], "green"),
+            f"before {half['block_starts'][i]}" if blocks else text_of(half["labels"][i], "green"),
+            text_of(half["predicts"][i], "green"),
             end_section=bool(blocks) and blocks[i] != blocks[min(i + 1, len(blocks) - 1)],
         )
     return table

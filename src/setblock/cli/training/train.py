@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @option_group()
 class RecipeOptions:
-    """Hold which recipe, and what is replaced in it."""
+    """The options of the recipe, and of what is replaced in it."""
 
     recipe: Path = argument(..., "A YAML file; the folder recipes/ of the repository has examples.", "RECIPE")
     overrides: list[str] | None = optional(
@@ -39,7 +39,7 @@ class RecipeOptions:
         check_installed("training", "accelerate", "datasets")
 
     def load(self, **values: Any) -> "tuple[Recipe, SBDConfig]":
-        """Read and check it, with libraries silenced, and further `values` replaced, by their dotted keys. Raise
+        """Read and check the recipe, with libraries silenced, and with further `values` replaced, by their dotted keys. Raise
         `SetBlockError` if the file can't be read, or a key or value in it is not valid."""
         from setblock.training.recipe import load_recipe, parse_override
 
@@ -53,7 +53,7 @@ class RecipeOptions:
 
 @option_group()
 class EstimateOptions:
-    """Hold what `--dry-run` assumes."""
+    """The assumptions of `--dry-run`."""
 
     gpus: int = option(1, "With --dry-run: number of GPUs, over which weights are sharded.", min=1)
     memory: float | None = optional("With --dry-run: GiB that a GPU has. Default: that of --hardware.", min=0)
@@ -102,7 +102,7 @@ def train(
         evaluator = [] if section is None else [DecodingEvaluator(trainer, model, section)]
         return [view, *evaluator, stopper]
 
-    # Of the processes that `torchrun` or `accelerate launch` started, one speaks for all
+    # Of the processes that `torchrun` or `accelerate launch` started, only one prints
     is_main = arguments.process_index == 0
     is_finished, _ = earlier_run(arguments)
     started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Choose the documents of a training, pack them into rows, and keep both on disk."""
+"""The corpus: the documents of a training, packed into rows, both kept on disk."""

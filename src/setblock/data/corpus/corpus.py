@@ -1,7 +1,7 @@
-"""Keep tokenised documents on disk, choose which of them are used, and make rows of those.
+"""Tokenised documents on disk, the choice of those that are used, and the rows made of them.
 
-Knows the cache that `datasets` keeps, mixtures, and what is held out. Knows nothing of columns or templates. Arrays of
-tokenised data are mapped from a file: a process reads what it is asked for, however many rows there are.
+Contains the cache (by `datasets`), mixtures, and held-out documents. Arrays of tokenised data are mapped from a file: a
+process reads only the rows that it uses, however many there are.
 """
 
 import hashlib
@@ -27,18 +27,19 @@ from setblock.errors import SetBlockError, warn
 
 @dataclass(frozen=True)
 class DocumentLimits:
-    """Limit what a document may be."""
+    """The limits of a document."""
 
     context_length: int  # tokens that the model's context has room for
     vocabulary: int | None = None  # how many ids the model has embeddings for; None: not checked
     mask_token_id: int | None = None  # the id that no document may hold; None: there is no mask token yet
 
     def longest(self, section: DataSection) -> int:
-        """Return how many tokens a document of a section may have."""
+        """Return the most tokens that a document of a section may have."""
         return min(self.context_length, section.row_length or self.context_length)
 
     def fault_of(self, ids: np.ndarray | Sequence[int]) -> str:
-        """Return what is wrong with token ids [N], if one has no embedding or is the mask token's; else an empty text."""
+        """Return a description of what is wrong with token ids [N], if one has no embedding or is the mask token's;
+        else an empty text."""
         largest = int(np.max(ids, initial=0))
         if self.vocabulary is not None and largest >= self.vocabulary:
             known = f"0..{self.vocabulary - 1}"
@@ -56,7 +57,7 @@ class DocumentLimits:
 
 @dataclass
 class Census:
-    """Count documents, and what became of them."""
+    """Counts of documents, by what became of them."""
 
     documents: int
     too_long: int
@@ -65,10 +66,10 @@ class Census:
     kept: int
     tokens: int
     targets: int
-    first: dict[str, str]  # of each kind that is not kept whole, the first one's name
+    first: dict[str, str]  # the first document's name, for each kind that is not kept whole
 
     def complaints(self, section: DataSection, limits: DocumentLimits) -> list[str]:
-        """Return what a user should know of, a line each."""
+        """Return what to report to a user, one line each."""
         became, longest = "truncated" if section.too_long == "truncate" else "dropped", limits.longest(section)
         reasons: Mapping[str, str] = {
             "too_long": f"are longer than {longest} tokens and were {became} (data.too_long: {section.too_long})",
@@ -92,9 +93,10 @@ FEATURES = Features(
         "targets": Value("int32"),
     }
 )
-"""The columns of a document on disk. `where` names its record to a user, `spells_special` says whether its own text spells a
-special token, and the last two are numbers of tokens, so that counting reads none. A hash of the tokens draws the `bucket`:
-what is held out for evaluation depends on nothing else, and two equal documents are never on both sides."""
+"""The columns of a document on disk. `where` names its record to a user, `spells_special` says whether its own text
+spells a special token, and the last two are numbers of tokens, so that counting does not read the tokens. `bucket` is a
+hash of the tokens. It alone decides whether a document is held out for evaluation, so that equal documents are always
+on the same side."""
 
 
 def cached(encoder: Encoder, limits: DocumentLimits) -> datasets.Dataset:
@@ -103,7 +105,7 @@ def cached(encoder: Encoder, limits: DocumentLimits) -> datasets.Dataset:
     records = records_of(encoder.section)
     key = hashlib.sha256(json.dumps([encoder.fingerprint, records.fingerprint]).encode()).hexdigest()[:32]
     try:
-        # An interrupted build leaves nothing that a later one takes for whole, and of several processes only one builds.
+        # A later build must not take an interrupted one for complete, and only one of several processes builds.
         documents = datasets.Dataset.from_generator(
             lambda: encoder.documents(*shaped(encoder.section, records)), features=FEATURES, fingerprint=key
         )
@@ -115,7 +117,7 @@ def cached(encoder: Encoder, limits: DocumentLimits) -> datasets.Dataset:
             where = datasets.config.HF_DATASETS_CACHE
             raise SetBlockError(f"can't write tokenised documents to {where}: {cause}") from error
         raise
-    # Every id is read once, as arrays
+    # Check every id once, as arrays
     if any(limits.fault_of(chunk.flatten().to_numpy()) for chunk in documents.data.column("token_ids").chunks):
         for document in documents:  # one of them, to be named
             limits.refuse_ids(document["token_ids"], document["where"])
@@ -123,8 +125,9 @@ def cached(encoder: Encoder, limits: DocumentLimits) -> datasets.Dataset:
 
 
 def mixed(sizes: Sequence[int], weights: Sequence[float], *, seed: int) -> np.ndarray:
-    """Return an epoch of several sources of these sizes: int64 [D], documents by their number among all. Each comes from a
-    source drawn by its weight, until all have been read whole; one that ends earlier begins again."""
+    """Return an epoch of several sources of these sizes: int64 [D], the documents' indices in the joined sources. Each
+    document comes from a source drawn by its weight, until all sources have been read once; a source that ends earlier
+    begins again."""
     ends = np.cumsum([0, *sizes])
     if len(sizes) == 1:
         return np.arange(ends[-1])
@@ -136,7 +139,7 @@ def mixed(sizes: Sequence[int], weights: Sequence[float], *, seed: int) -> np.nd
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CorpusRows(Sequence[Row]):
-    """Make a row when it is asked for."""
+    """A sequence of rows, each made on access."""
 
     documents: datasets.Dataset
     census: Census  # what became of the documents
@@ -181,9 +184,9 @@ def packed_rows(
     *,
     pad_token_id: int,
 ) -> dict[str, CorpusRows]:
-    """Choose documents, see `FEATURES`, and pack them, as the section says. `sources` are the documents of each of its sources,
-    `train`, and of its texts to evaluate on, `evaluation`. Return the rows to train on and those to evaluate on, if there are
-    any, under the same names. Raise `SetBlockError` as `DocumentLimits` does, or if nothing is left."""
+    """Choose documents (see `FEATURES`), and pack them as the section says. `sources` are the documents of each of its
+    sources, `train`, and of its texts to evaluate on, `evaluation`. Return the rows to train on and those to evaluate
+    on, if any, under the same names. Raise `SetBlockError` as `DocumentLimits` does, or if no document is left."""
     made = {}
     for part, own in section.parts.items():
         documents = datasets.concatenate_datasets(list(sources[part]))
@@ -213,8 +216,8 @@ def packed_rows(
 def _chosen(
     documents: datasets.Dataset, epoch: np.ndarray, section: DataSection, limits: DocumentLimits, *, take_held_out: bool
 ) -> tuple[np.ndarray, np.ndarray, str, Census]:
-    """Return the numbers of the documents of an epoch that are kept, int64 [D], how many tokens are kept of each, a hash of
-    what is kept, and what became of all. Those that are held out are taken, or all others."""
+    """Return the numbers of an epoch's documents that are kept, int64 [D], how many tokens are kept of each, a hash of
+    what is kept, and the counts of all documents. Either only held-out documents are chosen, or only the others."""
     held_out, longest = section.evaluation_fraction or 0.0, limits.longest(section)
     columns = documents.select_columns(["length", "targets", "spells_special", "bucket"]).with_format("numpy")[:]
     mine = epoch[(columns["bucket"][epoch] < held_out * 2**32) == take_held_out]  # a bucket is a uint32

@@ -1,8 +1,8 @@
-"""Make the rows of a recipe's data, tokenised by the training, or once before it, in several processes, into a folder.
+"""The rows of a recipe's data, tokenised by the training itself, or before it, in several processes, into a folder.
 
-Knows shards of documents (Arrow files, as `datasets` maps them), the index of packed rows, and what both were made of. Knows
-nothing of models. The shards and the rows are those that training without the folder would make, for any number of processes. A
-run that was stopped leaves whole shards, and the next one makes the others.
+The folder has shards of documents (Arrow files, mapped by `datasets`), the index of packed rows, and a record of what
+both were made of. Shards and rows are the same as in training without the folder, for any number of processes. A run
+that was stopped leaves complete shards, and the next one makes the others.
 """
 
 import json
@@ -55,10 +55,10 @@ def tokenise(
     processes: int = 1,
     on_progress: Callable[[int], None] = lambda documents: None,
 ) -> Census:
-    """Write the tokenised documents and the packed rows of a section into a folder, and return what became of them. A folder
-    that a stopped run left is completed. A source without an end needs `documents`, and the tokenizer the section's chat
-    template. `on_progress` hears the number of documents so far. Raise `SetBlockError` if the data can't be read, is not as the
-    section says, or the folder holds other data, or another process writes to it."""
+    """Write the tokenised documents and the packed rows of a section into a folder, and return their counts. A folder
+    that a stopped run left is completed. An endless source needs `documents`, and the tokenizer must have the section's
+    chat template. `on_progress` is called with the number of documents so far. Raise `SetBlockError` if the data can't
+    be read or do not fit the section, the folder holds other data, or another process writes to it."""
     sources = {
         f"{part}-{number:02d}": (Encoder(tokenizer, source, own), records_of(source))
         for part, own in section.parts.items()
@@ -99,8 +99,8 @@ def tokenise(
 def _tokenised_rows(
     folder: Path, section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits
 ) -> dict[str, CorpusRows]:
-    """Return what `packed_rows` made of a section, from the folder that it names. Reads none of the rows. Raise `SetBlockError`
-    if the folder is not whole, or was made by another tokenizer or of another section."""
+    """Return the result of `packed_rows` for a section, from the folder that it names, without reading the rows. Raise
+    `SetBlockError` if the folder is incomplete, or was made by another tokenizer or from another section."""
 
     def refusal(why: str) -> SetBlockError:
         return SetBlockError(f"data.tokenised {folder}{why} `setblock data tokenise RECIPE --output {folder}`")
@@ -139,7 +139,7 @@ def _tokenised_rows(
 
 
 def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: DocumentLimits) -> dict[str, Any]:
-    """Return what the documents and rows of a section depend on, but for the records themselves."""
+    """Return everything that the documents and rows of a section depend on, except the records themselves."""
     return {
         "format": 3,
         "tokenizer": tokenizer_fingerprint(tokenizer),
@@ -149,7 +149,7 @@ def _identity(section: DataSection, tokenizer: PreTrainedTokenizerBase, limits: 
 
 
 def _claim(folder: Path, plan: dict[str, Any]) -> None:
-    """Record in a folder what it will hold, or check that it is that."""
+    """Record in a folder what it will contain, or check that its record is the same."""
     path = folder / _PLAN
     if path.is_file():
         for key, _, _ in differences(json.loads(path.read_text(encoding="utf-8")), plan):
@@ -160,14 +160,14 @@ def _claim(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def _write_shards(encoder: Encoder, records: Iterable[SourceRecord], stem: Path, processes: int) -> Iterator[int]:
-    """Write the shards of one source that are not there yet, and yield how many documents each has as it is there."""
+    """Write the missing shards of one source, and yield the number of documents of each shard when it exists."""
     shape, records = shaped(encoder.section, records)
     chunks = iter(lambda: list(islice(records, SHARD_DOCUMENTS)), [])
     jobs = ((encoder, shape, Path(f"{stem}-{number:06d}.arrow"), chunk) for number, chunk in enumerate(chunks))
     if processes == 1:
         yield from (_write_shard(*job) for job in jobs)
         return
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not outlive the fork
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not survive the fork
     with ProcessPoolExecutor(processes) as pool:
         running: deque[Future[int]] = deque()
         try:
@@ -181,7 +181,7 @@ def _write_shards(encoder: Encoder, records: Iterable[SourceRecord], stem: Path,
 
 
 def _write_shard(encoder: Encoder, shape: RecordShape, path: Path, records: list[SourceRecord]) -> int:
-    """Write the documents of some records, unless they are there."""
+    """Write the documents of some records as a shard, unless it exists."""
     if not path.exists():
         temporary = path.with_suffix(".writing")
         with ArrowWriter(path=str(temporary), features=FEATURES) as writer:

@@ -1,7 +1,8 @@
-"""Define tasks: what models are asked here and trained on. Each file of this folder is one task, or a family of them.
+"""The tasks that models are evaluated and trained on. Each file of this folder has one task, or a family of them.
 
-`TASKS` is the one table. A file enters it by having a variable `TASKS`: a tuple of `Task`. Nothing else need be changed, for
-`setblock evaluate --task`, sweeps, calibrations, `evaluate_decoding` of a recipe, and `data.source` all read the table.
+`TASKS` is the table of all tasks. A file adds its tasks to it by a variable `TASKS`: a tuple of `Task`. Nothing else
+needs changing: `setblock evaluate --task`, sweeps, calibrations, `evaluate_decoding` of a recipe, and `data.source` all
+read the table.
 """
 
 from collections.abc import Iterator
@@ -25,8 +26,9 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder
 
 
 def task_named(name: str) -> Task[Any]:
-    """Return the task of a name, or of a file: `PATH` or `PATH:NAME`. Without a NAME: the only task, or the one that is named
-    like the file or the package. Raise `ParameterError` if there is no such task, or the file's code fails."""
+    """Return the task of a name, or of a file: `PATH` or `PATH:NAME`. Without a NAME, it is the file's only task, or
+    the one named like the file or the package. Raise `ParameterError` if there is no such task, or the file's code
+    fails."""
     tasks = TASKS
     if name not in TASKS and (found := split_path(name)) is not None:
         path, name = found
@@ -34,8 +36,8 @@ def task_named(name: str) -> Task[Any]:
         own = path.resolve().parent.name if path.name == "__init__.py" else path.stem
         name = name or (next(iter(tasks)) if len(tasks) == 1 else own)
         if name not in tasks and not found[1]:
-            told = f"since the file has {len(tasks)} tasks: {', '.join(sorted(tasks))}"
-            raise ParameterError(f"task must be {path}:NAME, {told}")
+            hint = f"since the file has {len(tasks)} tasks: {', '.join(sorted(tasks))}"
+            raise ParameterError(f"task must be {path}:NAME, {hint}")
     if name not in tasks:
         known = sorted(tasks)
         raise ParameterError(f"there is no task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
@@ -43,7 +45,7 @@ def task_named(name: str) -> Task[Any]:
 
 
 def is_task(source: str) -> bool:
-    """Return whether a source of data is a task, by its name or its file."""
+    """Return whether a source of data is a task, given by its name or its file."""
     return source in TASKS or split_path(source) is not None
 
 
@@ -60,8 +62,8 @@ def split_path(source: str) -> tuple[Path, str] | None:
 
 @cache
 def tasks_of_file(path: Path) -> dict[str, Task[Any]]:
-    """Return the tasks in the variable `TASKS` of a Python file, whose code is run, by their names. Raise `ParameterError` if
-    there is no such file or variable, or the code fails."""
+    """Run a Python file and return the tasks in its variable `TASKS`, by name. Raise `ParameterError` if there is no
+    such file or variable, or the code fails."""
     tasks: tuple[Task[Any], ...] = getattr(module_of(path), "TASKS", ())
     if not tasks:
         raise ParameterError(f"{path} has no tasks: give it a variable TASKS, a tuple of setblock.data.Task")

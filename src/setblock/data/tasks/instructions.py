@@ -1,5 +1,5 @@
-"""Ask everyday instructions: questions, summaries, rewriting, lists, letters, plans, comparisons. Nobody can say what
-is right.
+"""The task of everyday instructions: questions, summaries, rewriting, lists, letters, plans, comparisons. There are no
+right answers.
 
 The 200 of `setblock/data/instructions.jsonl` are for evaluation only: they have no answers, so no model is trained on them.
 """
@@ -13,7 +13,7 @@ from setblock.data.tasks.task import ChatExample, Split, Task
 
 
 def instructions(split: Split, seed: int = 0) -> Iterator[ChatExample]:
-    """Yield all of them, in an order that the seed draws, so that the first few are of several sorts."""
+    """Yield all instructions, in an order that the seed draws, so that the first few are of several kinds."""
     lines = files("setblock.data").joinpath("instructions.jsonl").read_text(encoding="utf-8").splitlines()
     random.Random(f"instructions-{seed}").shuffle(lines)
     for line in lines:

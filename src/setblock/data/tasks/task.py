@@ -1,7 +1,4 @@
-"""Define a task, which has examples to answer, and a judge if it has right answers.
-
-Knows the shape of a task. Knows nothing of any task in particular, of models, or of how a program is run.
-"""
+"""The definition of a task, which has examples to answer, and a judge if there are right answers."""
 
 import hashlib
 import random
@@ -18,7 +15,7 @@ _HELD_OUT_PERCENT = 5  # of all identities, for each of validation and test
 
 
 def split_of(identity: str) -> Split:
-    """Return the split of whatever has this identity: a function of the text only, so that no two splits can share one."""
+    """Return the split of this identity. It depends on the text only, so that no two splits can share an identity."""
     bucket = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4]) % 100
     if bucket < _HELD_OUT_PERCENT:
         return "test"
@@ -26,14 +23,14 @@ def split_of(identity: str) -> Split:
 
 
 Message = dict[str, str]
-_FRUITLESS = 20_000  # so many drawn in a row, and none of them new: there are no more
+_FRUITLESS = 20_000  # draws in a row without a new example, after which there are no more
 
 
 @dataclass(frozen=True)
 class Example:
-    """Hold one example: the user's `question`, as plain text, and one right `answer`, or the continuation of a text; None if
-    the task has none. Examples with the same `identity` are always in the same split; it is empty if a task has one split.
-    Tasks derive from this to add the fields that their judge needs."""
+    """One example: the user's `question`, as plain text, and one right `answer`, or the continuation of a text; None if
+    the task has no answers. Examples with the same `identity` are always in the same split; it is empty if a task has
+    one split. Tasks derive from this class to add the fields that their judge needs."""
 
     question: str
     answer: str | None = None
@@ -50,7 +47,7 @@ class Example:
         return f"Question: {self.question}\nAnswer:"
 
     def requested(self, *, raw: bool) -> str | list[Message]:
-        """Return what a model is given: the text to continue if `raw`, else the messages."""
+        """Return a model's input: the text to continue if `raw`, else the messages."""
         return self.prompt if raw else self.messages
 
     @property
@@ -66,7 +63,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ChatExample(Example):
-    """Hold an example that training uses as a chat, with the tokenizer's template."""
+    """An example that training uses as a chat, with the tokenizer's template."""
 
     @property
     def record(self) -> dict[str, Any]:
@@ -76,7 +73,7 @@ class ChatExample(Example):
 
 @dataclass(frozen=True)
 class TextExample(Example):
-    """Hold a text to continue."""
+    """A text to continue."""
 
     @property
     def prompt(self) -> str:
@@ -91,8 +88,8 @@ class TextExample(Example):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Hold the judgement of an answer: whether all of it is `right` (`accuracy` is the share of right answers), and further
-    `scores` by name, in 0..1. Every verdict of a task has the same names."""
+    """The judgement of an answer: whether it is `right` as a whole (`accuracy` is the share of right answers), and
+    further `scores` by name, in 0..1. All verdicts of a task have the same names."""
 
     right: bool
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -100,7 +97,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Program:
-    """Hold a Python program that ends normally only if the answer in it is right; it runs if the user allows that."""
+    """A Python program that ends normally only if the answer in it is right. It runs only if the user allows that."""
 
     source: str
 
@@ -110,7 +107,7 @@ E = TypeVar("E", bound=Example)
 
 @dataclass(frozen=True)
 class Task(Generic[E]):
-    """Describe a source of examples with a judge of their answers.
+    """A source of examples with a judge of their answers.
 
     Attributes:
         name: its name on the command line and in recipes.
@@ -141,8 +138,9 @@ class Task(Generic[E]):
 
 
 def drawn(write: Callable[[random.Random], E | None], split: Split, *, key: str) -> Iterator[E]:
-    """Yield distinct examples of one split, the same for the same key, which should hold the split and the seed. `write` writes
-    an example, of whichever split, from what it draws, or returns None; there are no more where it gives no new ones."""
+    """Yield distinct examples of one split, the same for the same key, which should contain the split and the seed.
+    `write` makes an example, of any split, from a random generator, or returns None. The examples end when it gives no
+    new ones."""
     rng = random.Random(key)
     seen: set[str] = set()
     fruitless = 0

@@ -1,9 +1,8 @@
-"""Generate arithmetic word problems with worked reasoning, in the manner of GSM8K.
+"""Generated arithmetic word problems with worked reasoning, in the manner of GSM8K.
 
-Knows how to write a problem, its reasoning and its answer, and which answers are right. Knows nothing of tokenizers or
-models. Numbers are small, mostly of one or two digits: a model of a few million parameters shall solve nearly all problems, so
-that what block decoding costs is not hidden behind what the model can't do at all. A problem's identity is its family with
-every number in it, names and things left out. So a held-out problem is never a training problem with other names.
+Numbers are small, mostly of one or two digits: a model of a few million parameters should solve nearly all problems, so
+that the model's own errors don't hide what block decoding costs. A problem's identity is its family with every number
+in it, without names and things, so that a held-out problem is never a training problem with other names.
 """
 
 import random
@@ -27,7 +26,7 @@ GOODS = "pens books lamps hats cups plates shirts scarves bowls mugs games belts
 
 @dataclass(frozen=True)
 class WordProblem(Example):
-    """Hold one problem. Its `answer` is the reasoning, which ends in `#### number`."""
+    """One problem. Its `answer` is the reasoning, which ends in `#### number`."""
 
     number: int = 0
 
@@ -36,10 +35,10 @@ Draft = tuple[list[str], int, tuple[object, ...]]  # sentences of the question, 
 
 
 class _Reasoning(list[str]):
-    """Hold the lines of a problem's reasoning."""
+    """The lines of a problem's reasoning."""
 
     def sum(self, line: str, a: int, operator: str, b: int) -> int:
-        """Add a line with a sum, such as `3 + 4 = 7`, in place of its `#`, and return what it comes to."""
+        """Add a line with a sum, such as `3 + 4 = 7`, in place of its `#`, and return the result."""
         result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[operator]
         self.append(line.replace("#", f"{a} {operator} {b} = {result}"))
         return result
@@ -115,14 +114,14 @@ def _comparison(rng: random.Random, lines: _Reasoning) -> Draft:
         base, relation = counts[-1], rng.choice(("more", "fewer", "times"))
         if relation == "fewer" and base > 3:
             n = rng.randint(1, min(15, base - 1))
-            told, terms = "fewer than", (base, "-", n)
+            phrase, terms = "fewer than", (base, "-", n)
         elif relation == "times" and base <= 20:
             n = rng.randint(2, 3)
-            told, terms = "times as many as", (n, "*", base)
+            phrase, terms = "times as many as", (n, "*", base)
         else:
             n = rng.randint(2, 15)
-            told, terms = "more than", (base, "+", n)
-        facts.append(f"{who} has {n} {told} {other}.")
+            phrase, terms = "more than", (base, "+", n)
+        facts.append(f"{who} has {n} {phrase} {other}.")
         counts.append(lines.sum(f"{who} has # {thing}.", *terms))
         numbers += [relation, n]
     x, y, z = counts

@@ -1,1 +1,1 @@
-"""Read files, data sets and tasks: records, then the text of each, then token ids."""
+"""The texts of files, data sets and tasks: records, then the text of each, then token ids."""

@@ -1,6 +1,6 @@
-"""Write messages as a chat template does, and mark what the assistant says.
+"""Conversations rendered by a chat template, with marks for what the assistant says.
 
-Knows templates and text. Knows nothing of token ids: where a text is cut, `setblock.data.texts.encoding` sees to its tokens.
+Texts are cut into pieces here; `setblock.data.texts.encoding` encodes the pieces.
 """
 
 import re
@@ -17,7 +17,7 @@ from setblock.errors import SetBlockError
 from setblock.files import read_text
 
 Piece = tuple[str, bool]
-"""A stretch of a document's text, and whether it carries loss."""
+"""A piece of a document's text, and whether it carries loss."""
 
 _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformers, unknown to Jinja
 
@@ -25,13 +25,15 @@ _MARKS = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")  # of Transformer
 def chat_pieces(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, *, loss_on_all: bool = False, apart: bool = False
 ) -> list[tuple[list[Segment], bool]]:
-    """Return the text of a conversation, cut where the assistant begins and ends: the segments of each piece, and whether it
-    carries loss. With `apart`, special tokens that the chat spells are segments of letters. Raise `SetBlockError` if there is
-    no template, it refuses the messages or leaves something out, or it does not let answers be identified exactly.
+    """Return the text of a conversation, cut where the assistant's parts begin and end: the segments of each piece, and
+    whether it carries loss. With `apart`, special tokens that the chat spells are plain-text segments. Raise
+    `SetBlockError` if there is no template, it refuses the messages or leaves something out, or answers can't be
+    identified exactly.
 
-    A template with `{% generation %}` marks says itself what the assistant writes. Of any other one, an answer is what
-    follows the generation prompt, up to the special token with which the template closes a turn, or else to the end of the
-    turn. That is only so where the text before an answer does not depend on what comes after it, which is checked.
+    A template with `{% generation %}` marks states what the assistant writes. With any other template, an answer is
+    what follows the generation prompt, up to the special token with which the template closes a turn, or else to the
+    end of the turn. This requires that the text before an answer does not depend on what comes after it, which is
+    checked.
     """
     if tokenizer.chat_template is None:
         raise SetBlockError(
@@ -71,7 +73,7 @@ def chat_pieces(
 
 def use_chat_template(path: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer the template of a Jinja file, if one is named, so that it is saved with the model. Raise
-    `SetBlockError` if the file can't be read, or is no template."""
+    `SetBlockError` if the file can't be read, or is not a template."""
     if path is None:
         return
     template = read_text(Path(path), what="data.chat_template")
@@ -83,7 +85,7 @@ def use_chat_template(path: str | None, tokenizer: PreTrainedTokenizerBase) -> N
 
 
 def _refuse_loss(chat: Chat, index: int, written: str) -> None:
-    """Refuse an answer of which something is not in what a template wrote of it."""
+    """Raise `SetBlockError` if a part of an answer is not in the text that a template wrote of it."""
     for what, text in said(chat.messages[index], with_reasoning=True):
         if not is_written(text, written):
             raise SetBlockError(
@@ -93,7 +95,7 @@ def _refuse_loss(chat: Chat, index: int, written: str) -> None:
 
 
 def _answer_span(tokenizer: PreTrainedTokenizerBase, chat: Chat, index: int, text: str, marks: Marks) -> Span:
-    """Return the span of an assistant's message, from texts that begin in the same way."""
+    """Return the span of an assistant's message, from rendered texts with a common beginning."""
     before = render(tokenizer, chat, messages=index, prompt=True).text
     through = render(tokenizer, chat, messages=index + 1).text
     for part, what in ((before, f"what leads to message {index + 1}"), (through, f"message {index + 1}")):
@@ -104,14 +106,14 @@ def _answer_span(tokenizer: PreTrainedTokenizerBase, chat: Chat, index: int, tex
                 "data.loss_on: all"
             )
     start, end = len(before), len(through)
-    # What comes after the token that closes a turn is the template's: when decoding, the answer is over by then.
+    # The template writes what comes after the token that closes a turn: in decoding, the answer is over by then.
     closing, text = [*closing_tokens(tokenizer), *filter(None, [tokenizer.eos_token])], marks.blanked(text)
     closed = next((place + len(each) for each in closing if (place := text.rfind(each, start, end)) >= 0), end)
     return start, closed
 
 
 def _cut(text: str, spans: list[Span], *, inside: bool) -> list[Piece]:
-    """Return the pieces of a text. What is `inside` the spans carries loss, or what is not."""
+    """Return the pieces of a text. Loss is carried either by what is `inside` the spans, or by the rest."""
     pieces, here = [], 0
     for start, end in spans:
         pieces += [(text[here:start], not inside), (text[start:end], inside)]

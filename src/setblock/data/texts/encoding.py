@@ -1,7 +1,4 @@
-"""Encode records as documents: chats, prompts with their completions, or texts.
-
-Knows pieces of text and their token ids. Knows nothing of files, rows, or how long a document may be.
-"""
+"""The encoding of records as documents: chats, prompts with their completions, or texts."""
 
 import hashlib
 import json
@@ -30,7 +27,7 @@ _MOST_FAULTS = 10  # that are named
 
 @dataclass(frozen=True)
 class _Cut:
-    """Hold the pieces of a record's text, each in segments with its mark of loss, and whether it spells a special token."""
+    """The pieces of a record's text, each in segments with its mark of loss, and whether it spells a special token."""
 
     pieces: list[tuple[list[Segment], bool]]
     spells_special: bool
@@ -46,7 +43,7 @@ class _Cut:
 
 @dataclass
 class _Faults:
-    """Collect what is wrong with records, to name the first few of all together."""
+    """The faults of records, collected so that one error names the first few."""
 
     count: int = 0
     named: list[str] = field(default_factory=list)
@@ -61,13 +58,13 @@ class _Faults:
             raise SetBlockError(self.named[0])
         if self.count:
             more = self.count - len(self.named)
-            told = "; ".join(self.named) + (f"; and {more} more" if more else "")
-            raise SetBlockError(f"{self.count} of {records} records can't be used: {told}")
+            summary = "; ".join(self.named) + (f"; and {more} more" if more else "")
+            raise SetBlockError(f"{self.count} of {records} records can't be used: {summary}")
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encode the records of one source as documents."""
+    """An encoder of the records of one source as documents."""
 
     tokenizer: PreTrainedTokenizerBase  # chats are written by its template
     section: SourceSection  # names the columns; those it leaves open are found by their usual names
@@ -75,14 +72,15 @@ class Encoder:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """Return what changes when the same records would be encoded otherwise."""
+        """Return a value that changes when the same records would be encoded differently."""
         columns = {name: value for name, value in self.section.model_dump().items() if name.endswith("_column")}
         return [_FORMAT, columns, self.data.loss_on, self.data.special_tokens, tokenizer_fingerprint(self.tokenizer)]
 
     def documents(self, shape: RecordShape, records: Iterable[SourceRecord]) -> Iterator[dict[str, Any]]:
-        """Yield the documents of records of a shape, in order, with the columns of `FEATURES` (`setblock.data.corpus.corpus`).
-        Raise `SetBlockError` after the last, which names the first records that have not the columns they should have, whose
-        chat can't be written, or which spell a special token where that is an error."""
+        """Yield the documents of records of a shape, in order, with the columns of `FEATURES`
+        (`setblock.data.corpus.corpus`). After the last one, raise `SetBlockError` if there were faults: it names the
+        first records that lack columns, whose chat can't be rendered, or which spell a special token where that is an
+        error."""
         if self.tokenizer.eos_token_id is None:
             raise SetBlockError(
                 "the tokenizer has no end-of-text token to close documents with: set eos_token in its tokenizer_config.json"
@@ -121,7 +119,7 @@ class Encoder:
         if chat is not None:
             pieces = chat_pieces(self.tokenizer, chat, loss_on_all=on_all, apart=how == "spell")
         else:
-            *prompt, learned = values  # a text has no prompt
+            *prompt, learned = values  # a plain text has no prompt
             named = [*((each, on_all) for each in prompt), (learned, True)]
             pieces = [([(text, how == "spell")], carries_loss) for text, carries_loss in named]
         return _Cut(pieces, found is not None)
@@ -169,8 +167,8 @@ def encode_records(
     loss_on: LossOn = "assistant",
     special_tokens: SpecialTokens = "error",
 ) -> Iterator[Document]:
-    """Encode records as documents, as `setblock train` does those of a file. Raise `SetBlockError` as it does, which names the
-    records by their numbers.
+    """Encode records as documents, as `setblock train` does those of a file. Raise `SetBlockError` in the same cases;
+    it names the records by their numbers.
 
     Args:
         tokenizer: the model's; its chat template writes chats.
@@ -191,12 +189,12 @@ def encode_records(
             yield Document(document["token_ids"], document["carries_loss"])
 
 
-_FORMAT = 2  # of the documents; another number where code here begins to give others
+_FORMAT = 2  # version of the documents: change it when the code here makes other ones
 
 
 def corpus_texts(section: DataSection) -> Iterator[str]:
-    """Yield all that the columns of interest spell, for a tokenizer that is yet to be trained on it. A completion comes right
-    after its prompt, as in a document. Raise `SetBlockError` if a source can't be read."""
+    """Yield all texts of the columns of interest, to train a tokenizer on. A completion comes right after its prompt,
+    as in a document. Raise `SetBlockError` if a source can't be read."""
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
         between = "\n" if shape.is_chat or len(shape.columns) == 1 else ""
@@ -207,10 +205,10 @@ def corpus_texts(section: DataSection) -> Iterator[str]:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of everything about a tokenizer that decides what it makes of a text."""
+    """Return a hash of all properties of a tokenizer that decide how it encodes a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spelled = json.loads(backend.to_str()) if backend is not None else dict(sorted(tokenizer.get_vocab().items()))
-    spelled |= {"truncation": None, "padding": None}  # of the last call, and no part of what it is
+    spelled |= {"truncation": None, "padding": None}  # state of the last call, not a property of the tokenizer
     spelling = json.dumps(spelled)
     parts = (type(tokenizer).__name__, spelling, str(tokenizer.chat_template), str(tokenizer.special_tokens_map))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,6 +1,7 @@
-"""Read what local files, hub data sets and tasks hold: one mapping of columns for each document, in order.
+"""The records of local files, hub data sets and tasks: one mapping of columns for each document, in order.
 
-Knows files and the `datasets` library, and where each record came from. Knows nothing of what its columns mean.
+Reads files and the `datasets` library, and notes where each record came from; `setblock.data.texts.shapes` interprets
+the columns.
 """
 
 import glob
@@ -25,8 +26,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Hold one record: its `columns`, such as the keys of a JSON object. `where` names it to a user: `chats.jsonl, line 12`.
-    A `fault` is why it could not be read, so that the faults of all records can be named together."""
+    """One record: its `columns`, such as the keys of a JSON object. `where` names it to a user: `chats.jsonl, line 12`.
+    A `fault` says why it could not be read, so that the faults of all records can be reported together."""
 
     where: str
     columns: dict[str, Any]
@@ -35,25 +36,26 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class FileRecords:
-    """Read the records of local files, one file after the other."""
+    """The records of local files, one file after the other."""
 
     files: list[Path]
     limit: int | None
 
     @property
     def fingerprint(self) -> list[Any]:
-        """Return what changes when the files do: names, sizes and times of modification."""
+        """Return a value that changes when the files do: names, sizes and times of modification."""
         stats = [(path, path.stat()) for path in self.files]
         return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in stats] + [self.limit]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Read them up to the limit. Raise `SetBlockError` if a file can't be read, or a line is no JSON object."""
+        """Yield the records up to the limit. Raise `SetBlockError` if a file can't be read, or a line is not a JSON
+        object."""
         of_files = (_parquet_rows(p) if p.name.endswith(".parquet") else _json_lines(p) for p in self.files)
         return islice(chain.from_iterable(of_files), self.limit)
 
 
 class HubRecords:
-    """Read the records of one split of a hub data set, which is downloaded."""
+    """The records of one split of a hub data set, which is downloaded."""
 
     def __init__(self, section: SourceSection) -> None:
         self.section = section
@@ -66,11 +68,11 @@ class HubRecords:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """Return what changes when the data set does; `datasets` keeps account of it."""
+        """Return a value that changes when the data set does, as `datasets` computes it."""
         return [self.section.source, self.section.split, self.dataset._fingerprint]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Read them, or raise `SetBlockError` if the data set can't be read."""
+        """Yield the records. Raise `SetBlockError` if the data set can't be read."""
         with _reading(self.section.source):
             for index, columns in enumerate(self.dataset):
                 where = f"{self.section.source}, split {self.section.split}, row {index + 1}"
@@ -78,7 +80,7 @@ class HubRecords:
 
 
 class TaskRecords:
-    """Read the examples of a task (`setblock.data.tasks`), each with its answer."""
+    """The examples of a task (`setblock.data.tasks`), each with its answer."""
 
     def __init__(self, section: SourceSection) -> None:
         if section.documents is None:
@@ -90,14 +92,14 @@ class TaskRecords:
 
     @property
     def fingerprint(self) -> list[Any]:
-        """Return what changes when an example does: a hash of all, since our code defines them."""
+        """Return a value that changes when an example does: a hash of all, since code defines them."""
         digest = hashlib.sha256()
         for record in self:
             digest.update(json.dumps(record.columns).encode())
         return [self.section.source, digest.hexdigest()]
 
     def __iter__(self) -> Iterator[SourceRecord]:
-        """Generate them anew, or raise `SetBlockError` if an example has no answer to learn."""
+        """Generate the examples again. Raise `SetBlockError` if an example has no answer to learn."""
         name, examples = self.section.source, self.task.examples(self.section.split, seed=self.section.seed)
         for number, example in enumerate(islice(examples, self.section.documents), start=1):
             where = f"{name}, number {number}"
@@ -107,8 +109,9 @@ class TaskRecords:
 
 
 def records_of(section: SourceSection) -> FileRecords | HubRecords | TaskRecords:
-    """Return the records of a source: a task's examples where it is the name or file of one, local files where it is theirs,
-    else a hub's. Raise `SetBlockError` if there is no such file, the data set can't be loaded, or it may have no end."""
+    """Return the records of a source: of a task if it is a task's name or file, of local files if it names any, else of
+    a hub data set. Raise `SetBlockError` if there is no such file, the data set can't be loaded, or the source may be
+    endless."""
     if is_task(section.source):
         return TaskRecords(section)
     files = local_files(section.source)
@@ -116,7 +119,8 @@ def records_of(section: SourceSection) -> FileRecords | HubRecords | TaskRecords
 
 
 def check_texts(section: DataSection) -> None:
-    """Raise `SetBlockError` if a file, folder or task of a data section is not there. Opens none, and asks no hub."""
+    """Raise `SetBlockError` if a file, folder or task of a data section does not exist. Opens no file, and makes no
+    request to a hub."""
     for own in section.parts.values():
         for each in own.sources:
             if is_task(each.source):
@@ -126,8 +130,8 @@ def check_texts(section: DataSection) -> None:
 
 
 def local_files(source: str) -> list[Path] | None:
-    """Return the files that a file name, folder or glob pattern refers to, sorted; None where it can only be a hub id.
-    Raise `SetBlockError` if it is a path or pattern, but there is nothing that can be read."""
+    """Return the files that a file name, folder or glob pattern refers to, sorted; None if it can only be a hub id.
+    Raise `SetBlockError` if it is a path or pattern without a readable file."""
     path = Path(source).expanduser()
     readable = f"a file of records ends in {', '.join(SUFFIXES)}"
     if path.is_dir():
@@ -152,8 +156,8 @@ def local_files(source: str) -> list[Path] | None:
 
 
 def _json_lines(path: Path) -> Iterator[SourceRecord]:
-    """Yield records without `datasets`: it can't say which line is malformed, and gives every record the keys of all
-    others, as nulls that chat templates then write."""
+    """Yield records without using `datasets`, which does not report which line is malformed, and gives every record the
+    keys of all others, as nulls that chat templates then write."""
     opened = gzip.open if path.name.endswith(".gz") else open
     number = 0
     try:
@@ -195,8 +199,8 @@ def _parquet_rows(path: Path) -> Iterator[SourceRecord]:
 
 @contextmanager
 def _reading(source: str, before: str = "") -> Iterator[None]:
-    """Turn what `datasets` raises over what it can't find or read into a `SetBlockError`. It may raise anything, so this
-    catches anything: only calls to `datasets` belong inside."""
+    """Turn the errors of `datasets` about data that it can't find or read into a `SetBlockError`. It may raise
+    anything, so this catches everything: only calls to `datasets` belong inside."""
     try:
         yield
     except (SetBlockError, GeneratorExit):

@@ -1,7 +1,7 @@
-"""Find the shape of records, and read what they hold: a chat, a prompt and its completion, or a text.
+"""The shapes of records, and reading their content: a chat, a prompt and its completion, or a text.
 
-Knows columns. Files of chats come in three shapes: with `messages` as OpenAI has them, with ShareGPT's `conversations`, and
-with Alpaca's `instruction` and `output`.
+Chats come in three shapes: with `messages` as in OpenAI's API, with ShareGPT's `conversations`, and with Alpaca's
+`instruction` and `output`.
 """
 
 import json
@@ -18,15 +18,15 @@ from setblock.errors import SetBlockError, shown
 
 @dataclass(frozen=True)
 class RecordShape:
-    """Describe a record's shape: `messages`, `conversations`, `prompt and completion`, `instruction and output` or `text`, and
-    the columns that hold it."""
+    """The shape of a record: `messages`, `conversations`, `prompt and completion`, `instruction and output` or `text`,
+    and the columns that hold it."""
 
     name: str
     columns: tuple[str, ...]
 
     @property
     def is_chat(self) -> bool:
-        """Return whether a chat template writes it."""
+        """Return whether records of this shape are rendered by a chat template."""
         return self.name in ("messages", "conversations", "instruction and output")
 
 
@@ -37,15 +37,16 @@ _SHAPES = {
     "instruction and output": ("instruction", "output"),
     "text": ("text",),
 }
-"""By their names, the usual columns of each; the keys of a section that name others are these with `_column`."""
+"""The usual columns of each shape, by its name. The keys of a section that name other columns are these with
+`_column`."""
 
 _ROLES = {"human": "user", "gpt": "assistant"} | {role: role for role in ("user", "assistant", "system", "tool")}
-"""ShareGPT's roles, by its names for them."""
+"""The roles by ShareGPT's names for them."""
 
 
 def shaped(section: SourceSection, records: Iterable[SourceRecord]) -> tuple[RecordShape, Iterator[SourceRecord]]:
-    """Return the shape whose columns a section names, or else the one whose usual columns the first record has; and all
-    records. Raise `SetBlockError` if there is no record, or no such shape."""
+    """Return the shape whose columns a section names, or else the one whose usual columns the first record has,
+    together with all records. Raise `SetBlockError` if there is no record, or no such shape."""
     records = iter(records)
     first = next(records, None)
     if first is None:
@@ -71,7 +72,7 @@ def shaped(section: SourceSection, records: Iterable[SourceRecord]) -> tuple[Rec
 
 
 def _first_whole(records: Iterator[SourceRecord]) -> tuple[SourceRecord, Iterator[SourceRecord]]:
-    """Return the first record without a fault, or the very first where there is none, and all records."""
+    """Return the first record without a fault, or the very first if all have one, and all records."""
     seen = []
     for record in records:
         seen.append(record)
@@ -84,8 +85,8 @@ def _first_whole(records: Iterator[SourceRecord]) -> tuple[SourceRecord, Iterato
 
 
 def values_of(record: SourceRecord, shape: RecordShape) -> list[Any]:
-    """Return what a record holds: a `Chat`, a prompt and its completion, or a text. Raise `SetBlockError` if a column is
-    missing, or holds something else."""
+    """Return the content of a record: a `Chat`, a prompt and its completion, or a text. Raise `SetBlockError` if a
+    column is missing, or has something else."""
     if record.fault is not None:
         raise SetBlockError(record.fault)
     is_list = shape.is_chat and len(shape.columns) == 1
@@ -115,7 +116,7 @@ def values_of(record: SourceRecord, shape: RecordShape) -> list[Any]:
 
 
 def _turn(turn: Any) -> Any:
-    """Return a turn of ShareGPT's, with `from` and `value`, as a message; anything else as it is."""
+    """Return a ShareGPT turn, with `from` and `value`, as a message; anything else unchanged."""
     if not isinstance(turn, Mapping) or not turn.keys() >= {"from", "value"}:
         return turn
     if turn["from"] not in _ROLES:

@@ -1,1 +1,1 @@
-"""Report to people what passes did: text, news of each pass, finished answers."""
+"""What callers get: the text, the outputs of each pass by row, and finished answers."""

@@ -1,7 +1,4 @@
-"""Define what a user gets: a finished answer, as an object and as JSON, and what each pass did to it.
-
-Knows plain numbers. Knows nothing of tensors, models or text.
-"""
+"""Results as plain Python data: a finished answer (`Generation`), also as JSON, and the tokens that a pass revealed."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +11,7 @@ FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 @dataclass(frozen=True)
 class PassCounts:
-    """Count the forward passes of one request, up to the end of its answer."""
+    """The numbers of forward passes of one request, up to the end of its answer."""
 
     prefill: int  # passes over the prompt
     block: int  # passes over a block alone (over one token, in method `ntp`)
@@ -23,48 +20,48 @@ class PassCounts:
 
     @property
     def total(self) -> int:
-        """Return the count of all passes of the model."""
+        """The number of all passes."""
         return self.prefill + self.block + self.commit
 
     @property
     def with_one_prefill(self) -> int:
-        """Return the count with one pass for the prompt, in however many parts it was fed, and if it was fed again."""
+        """The number of passes with the prompt counted as one, even if it was fed in parts or again."""
         return min(self.prefill, 1) + self.decoding
 
     @property
     def decoding(self) -> int:
-        """Return the count without the prefill, as NFE speed-ups are counted, for both methods."""
+        """The number of passes without the prefill, which NFE speed-ups compare."""
         return self.block + self.commit
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Hold how likely a token was when it was revealed (in method `exact`, when it was checked)."""
+    """The log-probability of a token when it was revealed (in method `exact`, when it was checked)."""
 
-    logprob: float  # its log-probability, in nats: the model's own, before temperature, penalties and bans
-    alternatives: list[tuple[int, float]]  # the most likely token ids with theirs, the most likely first
+    logprob: float  # in nats: the model's own, before temperature, penalties and bans
+    alternatives: list[tuple[int, float]]  # token ids with their log-probabilities, the most likely first
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Describe why an answer could not continue."""
+    """The reason why an answer could not continue."""
 
     message: str  # one line
-    is_of_form: bool  # whether nothing that may be chosen fits the form of the answer; otherwise the model is at fault
+    is_of_form: bool  # whether no available token fits the form of the answer; otherwise the model is at fault
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Hold a finished answer.
+    """A finished answer.
 
     Attributes:
         text: the answer without special tokens, cut before a stop string.
         token_ids: its tokens, including the end-of-text, up to the token that completed a stop string.
-        finish_reason: `stop` at an end-of-text or stop string, `length` at the limit, `error` if the model's logits were not
-            numbers or left no token that may come next, `cancelled` if the request was cancelled.
+        finish_reason: `stop` at an end-of-text or stop string, `length` at the limit, `error` if the model's logits
+            were not numbers or left no token that may come next, `cancelled` if the request was cancelled.
         passes: forward passes by kind.
         drafted: in method `exact`, drafted tokens that were checked.
-        accepted: those of them that were right. The others cost time and gave nothing.
+        accepted: drafted tokens that were right.
         revealed_by: for each token, the number of the pass that revealed it. 0 is the prefill.
         entropy: for each token, its entropy in nats when it was revealed.
         logprobs: for each token, its log-probability, if requested.
@@ -88,17 +85,17 @@ class Generation:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of generated tokens, including the end-of-text."""
+        """The number of generated tokens, including the end-of-text."""
         return len(self.token_ids)
 
     @property
     def num_forwards(self) -> int:
-        """Return the number of forward passes of all kinds, including the prefill."""
+        """The number of forward passes of all kinds, including the prefill."""
         return self.passes.total
 
     @property
     def tokens_per_forward(self) -> float:
-        """Return the tokens per forward pass, the prefill counted as one: exactly 1 for method `ntp`, 0 without any pass."""
+        """The tokens per forward pass, with the prefill as one pass: exactly 1 for method `ntp`, 0 without any pass."""
         return self.num_tokens / max(1, self.passes.with_one_prefill)
 
 
@@ -107,10 +104,10 @@ Kind = Literal["prefill", "block", "commit"]
 
 @dataclass(frozen=True)
 class Reveal:
-    """Describe a token that a pass revealed."""
+    """A token that a pass revealed."""
 
     index: int  # its place in the answer, from 0
-    token_id: int  # what it is
+    token_id: int
     entropy: float  # nats, of the distribution it was chosen from
 
 

@@ -1,7 +1,4 @@
-"""Bring to the host what it learns of a pass: one copy for the text, for people and for the plan of the next pass.
-
-Knows states and steps. Knows nothing of models or text.
-"""
+"""The outputs of a pass by row, in one copy to the host: for the text, callers and the plan of the next pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +16,16 @@ from setblock.model.protocol.runtime import RowSchedule
 
 @dataclass(frozen=True)
 class RowOutput:
-    """Hold what a pass did to one row, and where the row stands now."""
+    """What a pass did to one row, and the row's progress after it."""
 
     number: int  # 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
     kind: Kind  # as it is counted in `PassCounts`
-    # What the pass revealed, from left to right. May lie past the end of the answer, where that becomes known later
+    # The tokens that the pass revealed, from left to right. Some may turn out later to be past the end of the answer
     revealed: Sequence[Reveal]
-    # In method `exact`, where a draft was wrong, and what is there now; everything that was revealed to the right of it before
-    # this pass is void. None where the draft was right
+    # In method `exact`, the right token at the first place where a draft was wrong; all that earlier passes revealed
+    # after it is void. None if the draft was right
     corrected: Reveal | None
-    scheduled: RowSchedule  # what the next pass feeds it
+    scheduled: RowSchedule  # what the next pass feeds the row
     prefilled: bool  # as in `Cached`
     finished: bool  # as in `Answer`, and the following two
     failed: bool
@@ -38,17 +35,17 @@ class RowOutput:
     tokens_start: int  # where the answer ended before the pass
 
     def tokens_between(self, start: int, end: int) -> list[int] | None:
-        """Return the row's tokens from `start` to `end`, or None where they are not among those that were read."""
+        """Return the row's tokens from position `start` to `end`, or None if not all of them are in `tokens`."""
         first, last = start - self.tokens_start, end - self.tokens_start
         return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None
 
 
 def read_outputs(state: BatchState, step: StepOutput) -> list[RowOutput]:
-    """Return the news of all rows after a step. Waits for the device, once."""
+    """Return the outputs of all rows after a step. Waits for the device, once."""
     read, record = step.reading, state.record
     assert record is not None
     size, plan = state.params.block_width, read.plan
-    # A draft that was checked, and the block behind it
+    # A draft that was checked, and the block after it
     window = (read.since[:, None] + state.columns[: 2 * size]).clamp(max=state.tokens.shape[1] - 1)
     cache, answer = state.cache, state.answer
     scalars = (
@@ -64,10 +61,10 @@ def read_outputs(state: BatchState, step: StepOutput) -> list[RowOutput]:
     ]
     if (check := read.check) is not None:
         parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:])
-    return [_row_news(*row) for row in zip(*HostCopy(*parts).read(), strict=True)]
+    return [_row_output(*row) for row in zip(*HostCopy(*parts).read(), strict=True)]
 
 
-def _row_news(of_span: list[int], scalars: list[int], tokens: list[int], *revealing: list[Any]) -> RowOutput:
+def _row_output(of_span: list[int], scalars: list[int], tokens: list[int], *revealing: list[Any]) -> RowOutput:
     prefilled, finished, failed, text_end, answer_end, since, number, is_prefill, commits, start = scalars
     kind: Kind = "prefill" if is_prefill else "commit" if commits else "block"
     return RowOutput(

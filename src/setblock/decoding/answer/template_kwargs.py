@@ -1,7 +1,4 @@
-"""Check what a caller has a chat template rendered with besides the chat, such as `enable_thinking`.
-
-Knows chat templates. Knows nothing of chats.
-"""
+"""The check of `chat_template_kwargs`: further variables of a chat template, such as `enable_thinking`."""
 
 import inspect
 import json
@@ -22,8 +19,8 @@ def check_template_kwargs(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Raise `ParameterError` if a name is not one that the chat template uses, or is one that a chat itself decides; or if a
-    value is nothing that JSON has, or names a special token of the model."""
+    """Raise `ParameterError` if the chat template has no variable of a name, or the chat itself sets it; or if a value
+    can't be written as JSON, or has the text of a special token."""
     if tokenizer.chat_template is None:
         raise ParameterError("chat_template_kwargs need a tokenizer with a chat template, and this one has none")
     template = tokenizer.get_chat_template(tools=list(tools) if tools else None)

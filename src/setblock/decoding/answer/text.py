@@ -1,6 +1,6 @@
-"""Encode prompts as token ids, and decode revealed tokens as a stream of text.
+"""Prompts as token ids (`encode_prompt`), and revealed tokens as a stream of text (`AnswerText`).
 
-Knows tokenizers. A prompt's text is always plain text: the name of a special token is spelled out, and not the token.
+A prompt's text is always plain text: the name of a special token in it is encoded as text, not as the token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
-@one_at_a_time()  # a tokenizer is switched between what a template writes and what was typed
+@one_at_a_time()  # a tokenizer is switched between text of the template and text of the user
 def encode_prompt(
     tokenizer: PreTrainedTokenizerBase,
     prompt: Prompt,
@@ -29,15 +29,15 @@ def encode_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or of messages, and the tokenizer
-    has no chat template, or one that leaves something of them out.
+    """Return the token ids of a prompt. Raise `SetBlockError` if it is empty or malformed, or if it consists of
+    messages and the tokenizer has no chat template, or one that leaves out a part of them.
 
     Args:
-        prompt: a text, token ids, or chat messages as `chat_of` takes them. A text becomes a user message where the tokenizer
-            has a chat template.
-        raw: continue the text as it stands, without the chat template.
+        prompt: a text, token ids, or chat messages as `chat_of` takes them. A text becomes a user message where the
+            tokenizer has a chat template.
+        raw: continue the text as it is, without the chat template.
         tools: functions that a chat may call, as OpenAI describes them.
-        chat_template_kwargs: what else the chat template is rendered with, such as `enable_thinking`.
+        chat_template_kwargs: further variables of the chat template, such as `enable_thinking`.
     """
     if chat_template_kwargs:
         if raw:
@@ -50,7 +50,7 @@ def encode_prompt(
         if raw or tokenizer.chat_template is None:
             return encode_text(tokenizer, prompt)
         return encode_chat(tokenizer, [{"role": "user", "content": prompt}], template_kwargs=chat_template_kwargs)
-    parts: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array holds token ids
+    parts: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array of token ids
     if not isinstance(parts, list | tuple | range):
         raise SetBlockError(f"prompt must be a text, token ids or chat messages, not {prompt!r}")
     if not parts:
@@ -68,7 +68,7 @@ def encode_prompt(
 
 
 def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
-    """Return the chat messages that a file has at some place. Raise `SetBlockError` with the place if it is no list of them."""
+    """Return the chat messages `found` at a place of a file. Raise `SetBlockError` with `where` if it is no list of them."""
     if not isinstance(found, list) or not found:
         raise SetBlockError(f"{where}: messages must be a list of objects with role and content")
     with prefixed(where):
@@ -76,33 +76,33 @@ def messages_at(found: Any, where: str) -> list[dict[str, Any]]:
 
 
 _REPLACEMENT = ("\ufffd", "\u00ef\u00bf\u00bd", "<0xEF><0xBF><0xBD>")
-"""How tokens spell U+FFFD as a character of the text: in tokenizers of characters, of bytes, and of both. Half a character is
-decoded to it, too."""
+"""The spellings of the character U+FFFD in tokenizers of characters, of bytes, and of both. Half a character is decoded
+to it, too."""
 
-_MOST_OF_CHARACTER = 4  # tokens that a character may be: it has at most so many bytes
+_MOST_OF_CHARACTER = 4  # tokens of a character at most: it has at most so many bytes
 
 
 class AnswerText(TokenConstraint):
-    """Build an answer's text token by token: append-only, whole characters only, cut before a stop string.
+    """An answer's text, built token by token: append-only, whole characters only, cut before a stop string.
 
-    Where it stops does not depend on how many tokens come at once.
+    Where it stops doesn't depend on how many tokens come at once.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = (), min_new_tokens: int = 0
     ) -> None:
-        """Stop strings count only from the token after `min_new_tokens` on."""
+        """`stop`: stop strings, which are ignored in the first `min_new_tokens` tokens."""
         self.text = ""
         self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
         self.is_lazy = not self._stop
         self._token_ids: list[int] = []
-        # How many tokens have their text in `text`, and the first token of the window in which the next ones are decoded
+        # How many tokens are in `text`, and the first token of the window in which the next ones are decoded
         self._read = self._window = 0
         self._given = 0
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
-        """Read more tokens, up to a stop string. `final`: no more will come, so half a character is all there will be of it."""
-        # A stop string ends at the token that completes it. Without any, all tokens are decoded together, which is faster
+        """Read more tokens, up to a stop string. `final`: no more will come, so half a character is decoded, too."""
+        # The token that completes a stop string ends the answer. Without them all tokens are decoded together: faster
         for part in [[each] for each in token_ids] if self._stop else filter(None, [token_ids]):
             if self.stop_length is not None:
                 return
@@ -114,7 +114,8 @@ class AnswerText(TokenConstraint):
     def take(self, *, final: bool = False) -> str:
         """Return the text that became certain since the last call.
 
-        Half a character, and what may begin a stop string, is held back unless nothing more will come (`final`).
+        Half a character and the possible beginning of a stop string are held back, unless nothing more will come
+        (`final`).
         """
         self.read([], final=final)
         is_whole = final or self.stop_length is not None
@@ -125,8 +126,8 @@ class AnswerText(TokenConstraint):
         return piece
 
     def _decode(self, *, final: bool) -> None:
-        # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded along.
-        with lock_of(self._tokenizer):  # one that is read can't be switched
+        # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded again
+        with lock_of(self._tokenizer):  # the tokenizer must not be switched while it decodes
             known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
             count = len(self._token_ids)
             for end in range(count, max(self._read, count - _MOST_OF_CHARACTER), -1):

@@ -1,7 +1,4 @@
-"""Read the calls of tools in an answer from its tokens.
-
-Knows tokens, and how their text comes. Knows nothing of HTTP.
-"""
+"""The tool calls in an answer, read from its tokens as they come."""
 
 from collections.abc import Sequence
 
@@ -13,25 +10,26 @@ from setblock.structure.calls import OTHER, CallReader, Calls, Piece
 
 
 class AnswerReader:
-    """Separate calls from text, as the tokens of an answer come. A call is told by tokens, and not by their text."""
+    """A reader that separates tool calls from text as the tokens of an answer come. Calls are marked by special tokens,
+    not by their text."""
 
     def __init__(self, calls: Calls, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = ()) -> None:
-        """`stop`: the stop texts of the request. With any, a call is returned once it is complete: where a stop text ends the
-        answer within a call, there is none."""
+        """`stop`: the stop texts of the request. With any, a call is returned only once it is complete: an answer that
+        a stop text ends within a call doesn't make the call."""
         self._tokenizer, self._marks = tokenizer, calls.form.marks
         self._text, self._given = AnswerText(tokenizer, stop=stop), 0
-        # Where special tokens stand in the text that has not been read: start, end, mark
+        # The special tokens in the text that has not been read yet: start, end, mark
         self._places: list[tuple[int, int, str]] = []
         self._reader = CallReader(calls, whole=bool(stop))
 
     @property
     def has_called(self) -> bool:
-        """Return whether the answer made calls, and ended behind them."""
+        """Whether the answer made calls, and was not cut within one."""
         return self._reader.complete > 0 and not self._reader.is_cut
 
     def read(self, token_ids: Sequence[int], *, finish_reason: FinishReason | None = None) -> list[Piece]:
-        """Return the pieces that became certain. `token_ids` are the next ones, without an end of text; with a `finish_reason`
-        no more will come."""
+        """Return the pieces that became certain. `token_ids`: the next tokens, without an end-of-text. `finish_reason`:
+        if given, no more will come."""
         run: list[int] = []
         for token_id in token_ids:
             if token_id in self._marks:
@@ -54,7 +52,8 @@ class AnswerReader:
             self._places.append((end - len(shown), end, self._marks[token_id]))
 
     def _marked(self, text: str) -> str:
-        """Return the next text with marks in place of special tokens. Other special tokens are marked, and keep their text."""
+        """Return the next text with marks in place of the tokens of calls. Other special tokens get a mark before their
+        text."""
         marked, place, certain = "", self._given, self._given + len(text)
         while self._places and self._places[0][1] <= certain:
             start, end, mark = self._places.pop(0)

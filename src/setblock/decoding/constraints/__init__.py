@@ -1,1 +1,1 @@
-"""Accompany rows: grammars, listeners, and how they restrict what may come next."""
+"""Constraints: objects that follow a row's tokens, such as a grammar or the text, and may restrict the next ones."""

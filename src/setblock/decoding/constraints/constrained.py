@@ -1,8 +1,8 @@
-"""Restrict logits to what constraints allow, given all that comes before each position.
+"""Constrained logits: tokens that a row's constraints don't allow get -inf.
 
-Knows the order in which constraints have to be asked. Where something before a position is neither revealed nor chosen in the
-same pass, what may come there is not known yet, and it stays masked. Where only one token may come, it is known without the
-model's logits.
+What is allowed at a position depends on all tokens before it, so constraints are called from left to right. A position
+stays masked if one before it is neither revealed nor chosen in the same pass. If only one token is allowed, it is
+chosen without the model's logits.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ from setblock.decoding.step.logits import Logits, most_likely
 
 
 def constrained_check(state: BatchState, given: Logits, constraints: BatchConstraints) -> Logits:
-    """Mask the logits at which drafts are checked. What may come at a place was asked when the draft was made: before it
-    stands the same. A copied draft may be one that a request bans, and leave no token."""
+    """Return the logits with those that check drafts constrained. What is allowed was stored when the draft was made:
+    the tokens before it are the same. A copied draft may have a token that the request bans, which can leave no token
+    to choose."""
     if given.checked is None:
         return given
     positions, known = given.checked.positions.tolist(), given.checked.known.tolist()
@@ -40,19 +41,21 @@ def constrained_check(state: BatchState, given: Logits, constraints: BatchConstr
 
 @dataclass(frozen=True)
 class ConstrainedBlock:
-    """Hold a block's logits and candidates under what constraints allow."""
+    """A block's logits and candidates under the rows' constraints."""
 
-    logits: Logits  # of constrained rows, -inf where a token may not come
-    candidates: Tensor  # [B, k] bool; of constrained rows, as far as it is known what may come, and what is forced
+    logits: Logits  # in constrained rows, -inf for tokens that are not allowed
+    candidates: Tensor  # [B, k] bool; in constrained rows, where it is known what is allowed; forced positions included
     is_constrained: Tensor  # [B, 1] bool
-    # [B, k] int64, of constrained rows, the token that each was given so that the next could be asked
+    # [B, k] int64; in constrained rows, the token assumed at each candidate when the next position was constrained
     tentative: Tensor
 
     def kept(self, reveal: Tensor, chosen: Tensor, *, revealed: Tensor, entropy: Tensor) -> Tensor:
-        """Return which positions of `reveal` [B, k] are revealed, [B, k] bool. A constrained row reveals its first
-        candidate at least, and others as far as all before them are revealed, with the `chosen` [B, k] tokens for which
-        they were asked. Where the sampler left the first candidate out, only those without `entropy` [B, k] go with it:
-        more would be beyond the sampler's bound."""
+        """Return [B, k] bool, the positions of `reveal` [B, k] that are revealed.
+
+        A constrained row always reveals its first candidate. It reveals others as long as all before them are revealed
+        with the `chosen` [B, k] tokens that were assumed. If the sampler left out the first candidate, further ones are
+        revealed only with an `entropy` [B, k] of 0: more would exceed the sampler's bound.
+        """
         is_first = self.candidates & (self.candidates.cumsum(dim=1) == 1)
         has_first = (is_first & reveal).any(dim=1, keepdim=True)
         wanted = self.candidates & (is_first | (reveal & (has_first | (entropy == 0))))
@@ -64,17 +67,18 @@ class ConstrainedBlock:
 def constrained_block(
     state: BatchState, block: Logits, candidates: Tensor, constraints: BatchConstraints, *, draws: Draws
 ) -> ConstrainedBlock:
-    """Ask constrained rows' constraints, position by position and all rows at once, giving each position a token on the way.
-    `candidates` [B, k] bool are masked positions of which the pass says something."""
+    """Return the block under the constraints. They are called position by position, all rows together, and each
+    position gets a tentative token for the next ones. `candidates` [B, k] bool: masked positions that the pass
+    predicts."""
     logits, tentative = block.logits.clone(), torch.zeros_like(block.positions)
     left = candidates.clone()
     left[constraints.constrained] = False
     wanted, revealed, masked = candidates.tolist(), state.block.revealed.tolist(), state.candidates().tolist()
-    has_spoken = block.known.any(dim=1).tolist()  # what a row is given depends on its own passes only
+    has_spoken = block.known.any(dim=1).tolist()  # so that a row's tokens depend on its own passes only
     walking = [row for row in constraints.constrained if has_spoken[row]]
-    told = dict.fromkeys(walking, 0)
+    counts = dict.fromkeys(walking, 0)
     for column in range(candidates.shape[1]):
-        # 1. Who is still without a gap, and needs to know what may come here?
+        # 1. What is allowed here, in rows that have no gap so far and no token here
         walking = [
             row for row in walking if revealed[row][column] or wanted[row][column] or (column and masked[row][column])
         ]
@@ -84,11 +88,11 @@ def constrained_block(
         allowed = torch.ones((len(asking), logits.shape[-1]), dtype=torch.bool)
         constraints.fill(asking, allowed)
 
-        # 2. A token for it, unless nothing may come, or there is a choice and nothing to choose by
+        # 2. A tentative token, unless none is allowed, or there is a choice but no prediction
         index, columns = torch.tensor(asking, device=logits.device), slice(column, column + 1)
         is_said = torch.tensor([wanted[row][column] for row in asking], device=logits.device)[:, None, None]
         here = logits[index, columns]  # [n, 1, V]
-        here = here.masked_fill(~is_said & (here > -torch.inf), 0)  # bans count there, too
+        here = here.masked_fill(~is_said & (here > -torch.inf), 0)  # bans hold without a prediction, too
         here = here.masked_fill(~allowed[:, None].to(logits.device), -torch.inf)
         logits[index, columns] = here
         best, positions = most_likely(here), block.positions[index, columns]
@@ -99,19 +103,19 @@ def constrained_block(
             each = constraints.rows[row]
             if not is_open[place] or not (wanted[row][column] or is_forced[place]):
                 walking.remove(row)
-                # A dead end, unless another token may still come before it: where tokens are tentative, or a draft.
+                # A dead end, unless a token before it may still change: a tentative or drafted one
                 is_draft = column > 0 and state.params.rows[row].settings.method == "exact"
-                each.is_stuck = wanted[row][column] and told[row] == 0 and not is_draft
+                each.is_stuck = wanted[row][column] and counts[row] == 0 and not is_draft
                 state.answer.failed[row] |= each.is_stuck
                 continue
             left[row, column], tentative[row, column] = True, token_id
-            each.allowed[len(each.received) + told[row]] = allowed[place]
+            each.allowed[len(each.received) + counts[row]] = allowed[place]
             if token_id in state.params.rows[row].ends:
                 walking.remove(row)
-            told[row] += 1
+            counts[row] += 1
             for constraint in each.restricting:
                 constraint.reveal([token_id])
-    for row, count in told.items():
+    for row, count in counts.items():
         for constraint in constraints.rows[row].restricting if count else ():
             constraint.retract(count)
     is_constrained = torch.zeros_like(state.answer.finished)
@@ -122,8 +126,8 @@ def constrained_block(
 def constrained_copies(
     state: BatchState, draft: Draft, copied: Draft, constraints: BatchConstraints, *, vocab_size: int
 ) -> Draft:
-    """Return what is copied into constrained rows: as far as constraints allow it, with the tokens that they force. `draft` is
-    what the pass reveals without copies, and `copied` the same with copies, as if any token were allowed."""
+    """Return the draft with copies, in constrained rows only as far as constraints allow them, and with the tokens that
+    they force. `draft`: what the pass reveals without copies. `copied`: the same with unconstrained copies."""
     token_ids, reveal = copied.token_ids.clone(), copied.reveal.clone()
     token_ids[constraints.constrained] = draft.token_ids[constraints.constrained]
     reveal[constraints.constrained] = draft.reveal[constraints.constrained]
@@ -135,7 +139,7 @@ def constrained_copies(
         stands = (state.block.revealed[row] | draft.reveal[row]).tolist()
         each, params = constraints.rows[row], state.params.rows[row]
         start = int(state.block.start[row]) - params.prompt_length
-        told, is_copy = 0, True
+        count, is_copy = 0, True
         for column in range(len(each.received) - start, len(stands)):
             token_id = here[row][column]
             if not stands[column]:
@@ -151,12 +155,12 @@ def constrained_copies(
                 each.allowed[start + column] = allowed[0]
                 token_ids[row, column], reveal[row, column] = token_id, True
             elif token_id != int(copied.token_ids[row, column]):
-                is_copy = False  # the model's own token, from which the copy would continue otherwise
-            told += 1
+                is_copy = False  # the model's own token differs from the copy's
+            count += 1
             for constraint in each.restricting:
                 constraint.reveal([token_id])
             if token_id in params.ends:
                 break
-        for constraint in each.restricting if told else ():
-            constraint.retract(told)
+        for constraint in each.restricting if count else ():
+            constraint.retract(count)
     return Draft(token_ids, reveal)

@@ -1,7 +1,7 @@
-"""Define what accompanies a row: it follows the row's tokens, and may restrict the next ones. Inform a batch's constraints.
+"""Constraints of rows: their interface (`TokenConstraint`), and those of a batch (`BatchConstraints`).
 
-Knows rows of tokens. Knows nothing of models or logits. The text of an answer is a constraint; a grammar is another. The device
-is read only for rows whose constraints listen.
+The text of an answer is a constraint; a grammar is another. The device is read only for rows with a constraint that
+isn't lazy.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from torch import Tensor
 
 from setblock.decoding.state.state import BatchState, RequestParams
 
-if TYPE_CHECKING:  # which knows steps
+if TYPE_CHECKING:  # it imports `step`
     from setblock.decoding.answer.row_output import RowOutput
 
 
 class TokenConstraint:
-    """Follow one row, and perhaps restrict its tokens. A subclass overrides the methods that it needs.
+    """A follower of one row's tokens, which may restrict the next ones. A subclass overrides the methods that it needs.
 
-    After each pass it receives what has changed: by `retract` and `reveal`, text without a gap, drafts too; then by `read`,
-    final text.
+    After each pass it receives what has changed: text without a gap, drafts included, by `retract` and `reveal`; then
+    final text by `read`.
 
     Attributes:
-        is_lazy: whether it need not hear of each pass at once, but may hear of it when somebody asks for its row.
-        constrains: whether it says what may come next. Then, in each pass, it receives tokens tentatively too (by `reveal`, and
-            soon after by `retract`).
-        stop_length: of the answer, in tokens, once the constraint wants it to end there; else None.
+        is_lazy: whether it may receive updates late, when the row's outputs are read, rather than in each pass.
+        constrains: whether it restricts the next token. If so, it also receives tentative tokens in each pass, by
+            `reveal`, and soon after `retract`.
+        stop_length: the length of the answer, in tokens, once the constraint wants it to end; until then None.
     """
 
     is_lazy: bool = False
@@ -35,48 +35,54 @@ class TokenConstraint:
     stop_length: int | None = None
 
     def reveal(self, token_ids: Sequence[int]) -> None:
-        """Append these tokens to the answer. In method `exact` they may be a draft, and wrong."""
+        """Append these tokens to the answer. In method `exact` they may be a draft, which may be wrong."""
 
     def retract(self, count: int) -> None:
-        """Drop the last `count` tokens of the answer: a draft was corrected or given up."""
+        """Drop the last `count` tokens of the answer: a draft was corrected or shortened, or they were tentative."""
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
-        """Take the next tokens of the answer that are certain, without an end-of-text. `final`: no more will come."""
+        """Receive the next final tokens of the answer, without an end-of-text. `final`: no more will come."""
 
     def fill(self, allowed: Tensor) -> None:
-        """Set `allowed` [V] bool, on the CPU, to False where a token may not come right after all tokens that it has received.
-        Tokens that end the answer are allowed where it may end. It is never asked behind a gap: such positions stay masked.
+        """Set `allowed` [V] bool, on the CPU, to False for tokens that may not follow those received so far. Tokens
+        that end the answer are allowed where it may end. Never called for a position after a gap, which stays masked.
         """
 
 
 class ConstraintFactory(Protocol):
-    """Make a constraint for each answer of a request, which carries it in `DecodingSettings.constraints`."""
+    """A factory of constraints, one for each answer of a request; an item of `DecodingSettings.constraints`."""
 
     def constraint(self, params: RequestParams, *, vocab_size: int) -> TokenConstraint:
-        """Return a constraint for a row that is about to begin, or raise `SetBlockError` if the model does not allow it."""
+        """Return a constraint for a new row. Raise `SetBlockError` if it can't be used with the model."""
 
 
 @dataclass(eq=False)
 class RowConstraints:
-    """Hold one row's constraints and what they have heard."""
+    """One row's constraints, and what they have received."""
 
     constraints: Sequence[TokenConstraint]
-    # The tokens of the answer that they have received, as far as it goes without a gap
+    # The tokens of the answer that they have received, up to the first gap
     received: list[int] = field(default_factory=list)
-    num_read: int = 0  # how many of them were certain
-    # By place in the answer, what was allowed there when a token was put in its place; of places that are not certain
+    num_read: int = 0  # how many of them are final
+    # By place in the answer, [V] bool: what was allowed there when its token was chosen; for places that are not final
     allowed: dict[int, Tensor] = field(default_factory=dict)
-    is_over: bool = False  # whether they know that no more will come
-    is_stuck: bool = False  # whether they allow no token that may be chosen, so that the answer ends in an error
+    is_over: bool = False  # whether they were informed that no more will come
+    is_stuck: bool = False  # whether they allow no available token, so that the answer ends with an error
 
     @property
     def restricting(self) -> list[TokenConstraint]:
-        """Return the constraints that restrict what may come next."""
+        """The constraints that restrict the next token."""
         return [each for each in self.constraints if each.constrains]
 
     def update(self, token_ids: Sequence[int], *, certain: int, ends: Sequence[int], final: bool) -> int | None:
-        """Report what has changed, and return where the answer is to stop, in tokens, if it is. `token_ids` are the answer from
-        `num_read` on, as far as it goes without a gap; up to length `certain` it will not change."""
+        """Pass changes to the constraints, and return the length, in tokens, at which one ends the answer, or None.
+
+        Args:
+            token_ids: the answer from `num_read` on, up to its first gap.
+            certain: the length of the answer, in tokens, up to which it is final.
+            ends: token ids that end the answer.
+            final: whether no more will come.
+        """
         end = next((place + 1 for place, each in enumerate(token_ids) if each in ends), len(token_ids))
         now, before = list(token_ids[:end]), self.received[self.num_read :]
         differs = (place for place, (new, old) in enumerate(zip(now, before, strict=False)) if new != old)
@@ -90,7 +96,7 @@ class RowConstraints:
         read = now[: max(0, certain - self.num_read)]
         if read and read[-1] in ends:
             read.pop()
-        for each in self.constraints:  # the text comes last: it does not read what comes behind another's stop
+        for each in self.constraints:  # the text is the last one: it does not read past another's stop
             each.read(read, final=final)
             if each.stop_length is not None:
                 read = read[: max(0, each.stop_length - self.num_read)]
@@ -102,19 +108,19 @@ class RowConstraints:
 
 
 class BatchConstraints:
-    """Hold the constraints of the rows of a batch."""
+    """The constraints of a batch's rows."""
 
     def __init__(self, rows: Sequence[RowConstraints]) -> None:
         self.rows = list(rows)
-        # Rows with a constraint that has to hear of each pass at once, and with one that says what may come next
+        # Rows with a constraint that must be updated in each pass, and with one that restricts the next token
         self.listening = [row for row, each in enumerate(self.rows) if not all(one.is_lazy for one in each.constraints)]
         self.constrained = [row for row, each in enumerate(self.rows) if each.restricting]
 
     def update(
         self, state: BatchState, rows: Sequence[int] | None = None, *, outputs: "Sequence[RowOutput] | None" = None
     ) -> None:
-        """Report what has become of `rows`, or, after a pass, of those whose constraints listen. Ends answers that one of them
-        wants to end. `outputs` of all rows, where they have been read, save a wait."""
+        """Update the constraints of `rows`, by default of those that must be updated in each pass. End answers that one
+        of them wants to end. `outputs`: of all rows, if they were read; without them this waits for the device."""
         rows = self.listening if rows is None else rows
         if not rows:
             return
@@ -137,7 +143,7 @@ class BatchConstraints:
                 state.finish(row, end=params.prompt_length + stop)
 
     def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
-        """Set `allowed` [n, V] bool to False where a token may not come next in `rows`."""
+        """Set `allowed` [n, V] bool to False for tokens that may not come next in the n `rows`."""
         for row, here in zip(rows, allowed, strict=True):
             for constraint in self.rows[row].restricting:
                 of_guide = torch.ones_like(here)

@@ -1,6 +1,7 @@
-"""The kinds of drafted tokens: how sure the model was, or how many tokens match where the token was copied from.
+"""The kinds of drafted tokens: by how sure the model was or, for a copy, by how many tokens match before it.
 
-How likely a drafted token is to be right is estimated for each kind (`draft_length`). Shapes: B rows, k places of a block.
+The chance that a drafted token is right is estimated for each kind (`draft_length`). Shapes: B rows, k places of a
+block.
 """
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 from setblock.model.protocol.draft_text import LEVELS
 
 CONFIDENCES = (0.15, 0.35, 0.6, 0.8, 0.92, 0.98, 0.995)
-"""Bounds between the kinds of the model's own drafts: the probability of the token that was most likely."""
+"""Bounds between the kinds of the model's own drafts, by the probability of the most likely token."""
 
 LONGEST_COPY = 8
-"""Tokens: copies that match so many or more are of one kind."""
+"""Copies that match this many tokens or more are of one kind."""
 
 COPIED = len(CONFIDENCES) + 1
 """The first kind of copies from the row's own text, those that match one token."""
@@ -37,14 +38,15 @@ def kinds_of(confidence: Tensor, bounds: Tensor) -> Tensor:
 
 
 def copied_kinds(matched: Tensor, size: int) -> Tensor:
-    """Return [B, size] int64, the kinds of the places of drafts that are copied where `matched` [B] tokens match. Where the
-    first places are right, more tokens match at those behind them."""
+    """Return [B, size] int64, the kinds of the places of copies with `matched` [B] matching tokens. Later places count
+    as longer matches: they matter only if the places before them are right, and then match, too."""
     places = torch.arange(size, device=matched.device)
     return COPIED + (matched[:, None] + places - 2).clamp(0, LONGEST_COPY - 1)
 
 
 def kinds_of_copy(first: int, count: int) -> list[int]:
-    """Return the kinds of the first `count` places of a copy, given that of the first one. Empty if that is no copy."""
+    """Return the kinds of the first `count` places of a copy, given the kind of the `first` one. Empty if that is no
+    copy's."""
     if first < ELSEWHERE:
         return [min(first + place, ELSEWHERE - 1) for place in range(count)] if first >= COPIED else []
     return [first] * count

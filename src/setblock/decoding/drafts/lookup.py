@@ -1,7 +1,6 @@
-"""Copy drafts from the text, from where it was last as it is now (prompt lookup decoding), or from the model's draft text.
+"""Drafts copied from an earlier place in the row's own text (prompt lookup decoding) or from the model's draft text.
 
-Knows tokens and positions. Knows nothing of models. Method `exact` checks whatever is drafted, so a copy can only save passes.
-Shapes: B rows, C positions, k the largest block size.
+Method `exact` checks all drafts, so a copy can only save passes. Shapes: B rows, C positions, k the largest block size.
 """
 
 from typing import NamedTuple
@@ -15,35 +14,35 @@ from setblock.decoding.state.state import NO_TOKEN, BatchState
 from setblock.model.protocol.draft_text import LONGEST_MATCH, DraftText
 
 SURE = 0.5
-"""Nats. Of a token drafted with a smaller entropy, the model knows better than a copy."""
+"""Nats. A token that the model drafted with at most this entropy is preferred to a copy."""
 
-_NO_OTHER = NO_TOKEN - 1  # where a text has not begun, nothing matches
+_NO_OTHER = NO_TOKEN - 1  # before the beginning of a text: matches nothing
 
 
 class Copies(NamedTuple):
-    """Hold what was found for each row."""
+    """The copy that was found for each row."""
 
-    matched: Tensor  # [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 where nothing was found
-    # [B, k] int64, the token at `start` and what followed it at the earlier place; anything where nothing was found
+    matched: Tensor  # [B] int64, how many tokens match, at most `LONGEST_MATCH`; 0 if nothing was found
+    # [B, k] int64, the token at `start`, then those after it at the earlier place; arbitrary if nothing was found
     token_ids: Tensor
-    # [B, k] int64, of which kind each is, or [B, 2] where k is 1; anything in the first place
+    # [B, k] int64, the kind of each token, or [B, 2] if k is 1; arbitrary in the first place
     kinds: Tensor
 
 
 def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None = None) -> Copies:
-    """Return the continuation of the longest match of a text's end: the latest of equally long ones of up to `LONGEST_MATCH`
-    tokens. Another text's, if more tokens match there.
+    """Return what follows the longest earlier match of the text's end, of up to `LONGEST_MATCH` tokens: the latest of
+    equally long ones, or the one in `others` if more tokens match there.
 
-    A match that ends right before the text's own end is continued automatically: after `a b a b` follows `a b`.
+    A match close to the text's end is continued periodically: `a b a b` is followed by `a b`.
 
     Args:
-        tokens: [B, C] int64, of which those up to `start` are known.
+        tokens: [B, C] int64, known up to `start`.
         start: [B] int64, the position of the last known token.
         size: k.
-        others: texts to copy from, besides each row's.
+        others: further texts to copy from, besides each row's own.
     """
     positions, start = torch.arange(tokens.shape[1], device=tokens.device), start[:, None]
-    # 1. At each position, how many tokens up to it equal those up to the end: all behind the last one that differs
+    # 1. For each position, how many tokens up to it match those up to the end: all after the last one that differs
     before = pad(tokens, (LONGEST_MATCH - 1, 0), value=NO_TOKEN)
     runs = before.unfold(1, LONGEST_MATCH, 1)  # [B, C, LONGEST_MATCH], those up to each position
     last = before.gather(1, start + positions[:LONGEST_MATCH])  # [B, LONGEST_MATCH]
@@ -52,7 +51,7 @@ def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None
     matched = LONGEST_MATCH - ((runs != last[:, None]) * places).amax(dim=2).long()
     matched = matched.masked_fill(positions >= start, 0)
 
-    # 2. The place of the longest, and what comes after it
+    # 2. The place of the longest match, and what follows it
     place = (matched * tokens.shape[1] + positions).argmax(dim=1, keepdim=True)  # [B, 1]
     steps = torch.arange(size, device=tokens.device)
     period = (start - place).clamp(min=1)
@@ -75,21 +74,29 @@ def copied(tokens: Tensor, start: Tensor, *, size: int, others: DraftText | None
 
 
 class Draft(NamedTuple):
-    """Hold what a pass reveals: `token_ids` [B, k] int64, where `reveal` [B, k] bool says so."""
+    """The tokens that a pass reveals: `token_ids` [B, k] int64 where `reveal` [B, k] bool is True."""
 
     token_ids: Tensor
     reveal: Tensor
 
 
 def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tensor) -> tuple[Draft, Tensor]:
-    """Return a pass's draft, with copies where the model is unsure, of exact rows whose block's first token is known; and [B,
-    k] the kind that each place is of if it is copied; in the first place, which never is, that of the second if there is a
-    copy, and else 0.
+    """Return a pass's draft with copies where the model is unsure, in exact rows whose block's first token is known.
 
-    A copy holds as long as it agrees with every place before it of which the model is sure: places that earlier passes
-    revealed, and those that this one reveals with an entropy of at most `SURE`. `entropy` [B, k] float32, in nats, is
-    of the distribution that each token of the draft was chosen from. `rows` [B] bool took part in the pass."""
-    # 1. The text up to the block's first token, and what followed it before
+    A copy is used as long as it agrees with every place before it of which the model is sure: places that earlier
+    passes revealed, and those that this one reveals with an entropy of at most `SURE`.
+
+    Args:
+        state: of the batch.
+        draft: what the pass reveals without copies.
+        entropy: [B, k] float32, nats, of the distribution that each token of the draft was chosen from.
+        rows: [B] bool, rows that took part in the pass.
+
+    Returns:
+        The draft with copies; and [B, k] int64, the kind of each place if it is copied. The first place is never
+        copied: it has the kind of the second if there is a copy, otherwise 0.
+    """
+    # 1. The text up to the block's first token, and what followed it at an earlier place
     positions = state.block.positions
     here = state.tokens.gather(1, positions)
     ours = torch.where(draft.reveal, draft.token_ids, here)
@@ -98,9 +105,9 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
     copies = copied(known, state.block.start, size=positions.shape[1], others=state.draft_text)
     rows = rows & has_first & (state.params.prompt_lookup > 0) & (copies.matched >= state.params.prompt_lookup)
 
-    # 2. Where the model says nothing better
+    # 2. The places where the model is unsure
     is_sure = state.block.revealed | (draft.reveal & (entropy <= SURE))
-    is_sure[:, 0] = True  # next-token decoding's own choice
+    is_sure[:, 0] = True  # it is next-token decoding's choice
     agrees = ~is_sure | (ours == copies.token_ids)
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
     fill = rows[:, None] & holds & ~is_sure & state.candidates()

@@ -1,4 +1,4 @@
-"""Shorten the drafts of a batch to the lengths that are chosen for its next pass, and learn what became of the last ones."""
+"""Statistics of each row's drafts (`RowHistory`), and schedules with drafts cut to the chosen lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,28 +21,29 @@ from setblock.decoding.state.state import BatchState, RequestParams
 from setblock.decoding.step.inputs import row_widths
 from setblock.model.protocol.runtime import RowSchedule, Runner, pass_kind
 
-RIGHT = 0.9  # a priori, the chance of a token of a block's draft if those before it are right: high, so that blocks are tried
-LEAST = 0.01  # of a block's draft is better than a copy: so it is fed where that costs nothing
+RIGHT = 0.9  # prior chance of a block's drafted token if those before it are right: high, so that blocks are tried
+LEAST = 0.01  # the least gain of a block's draft over a copy, as a share: so it is fed if that costs nothing
 
 
 @dataclass(eq=False)
 class RowHistory:
-    """What is known of one row's drafts."""
+    """The statistics of one row's drafts."""
 
-    right: FadingMeans  # by kind, whether drafted tokens were right where all before them were
-    # By place, the chance that the draft of a block is right up to there, less that of a copy, which needs no block
+    right: FadingMeans  # by kind, how often drafted tokens were right if all before them were
+    # By place, the chance that a block's draft is right up to there, minus that of a copy, which needs no block
     of_blocks: FadingMeans
-    fed: RowSchedule | None = None  # what the last pass was fed, until its result is known; None then
-    whole: RowSchedule | None = None  # what it would have been fed in full
+    fed: RowSchedule | None = None  # the schedule of the last pass until its result is known, then None
+    whole: RowSchedule | None = None  # the last pass's schedule before its draft was shortened
     block: int = 0  # tokens of the block, or branch, that gives the next draft
 
     def reached(self, kinds: Sequence[int]) -> list[float]:
-        """Return for each token of a draft how likely it and all before it are right."""
+        """Return, for each token of a draft, the chance that it and all before it are right."""
         chances = self.right.values(NUM_KINDS, _of_kind)
         return list(accumulate((chances[kind] for kind in kinds), mul))
 
     def learn(self, scheduled: RowSchedule) -> None:
-        """Learn what became of the last draft. `scheduled`: what a full next pass feeds the row."""
+        """Update the statistics with the result of the last draft. `scheduled`: the row's next schedule with a full
+        draft."""
         fed, self.fed = self.fed, None
         if fed is not None and scheduled.start > fed.start:
             checked = fed.kinds[: fed.drafted]
@@ -53,7 +54,7 @@ class RowHistory:
                 self.right.update(checked[right], 0.0)
                 self.block = fed.branch_size if right < fed.branches else 0
             elif self.whole is not None and right < len(self.whole.kinds):
-                # The next pass's first token says whether the first of those was right that were not checked
+                # The next pass's first token says whether the first unchecked token was right
                 self.right.update(
                     self.whole.kinds[right], float(self.whole.token_ids[right + 1] == scheduled.token_ids[0])
                 )
@@ -86,7 +87,7 @@ def _of_place(_: int, before: float) -> float:
 
 
 def draft_lengths_of(model: Any) -> DraftLengths:
-    """Return what chooses for a `LanguageModel`."""
+    """Return the `DraftLengths` of a `LanguageModel`, made on first use."""
     if getattr(model, "draft_lengths", None) is None:
         model.draft_lengths = DraftLengths(FREE_TOKENS_CPU if model.device.type == "cpu" else FREE_TOKENS_GPU)
     found: DraftLengths = model.draft_lengths
@@ -94,24 +95,25 @@ def draft_lengths_of(model: Any) -> DraftLengths:
 
 
 def new_history(lengths: DraftLengths) -> RowHistory:
-    """Return the history of a row that begins."""
+    """Return the history of a new row."""
     return RowHistory(FadingMeans(ROW_MEMORY, lengths.right), FadingMeans(ROW_MEMORY, lengths.of_blocks))
 
 
 def checks_draft(scheduled: RowSchedule) -> bool:
-    """Return whether a row's next pass checks what it is fed, so that it may be fed less."""
+    """Return whether a row's pass checks a draft, which may then be shortened."""
     return bool(scheduled.tokens) and not scheduled.is_prefill and scheduled.start < scheduled.block_start
 
 
-def shortened_spans(
+def shortened_schedules(
     lengths: DraftLengths,
     histories: Sequence[RowHistory | None],
     schedules: Sequence[RowSchedule],
     state: BatchState,
     runner: Runner,
 ) -> list[RowSchedule]:
-    """Learn from where rows stand after a pass. Return the spans of the next one, with as much of the drafts as is chosen. Does
-    not wait for the device. `histories`: None where nothing is chosen. `schedules`: what a full pass feeds."""
+    """Update the histories with the results of the last pass, and return the next pass's schedules with drafts of the
+    chosen lengths. Doesn't wait for the device. `histories`: None for rows without a choice. `schedules`: with full
+    drafts."""
     for history, scheduled in zip(histories, schedules, strict=True):
         if history is not None and not scheduled.is_prefill:
             history.learn(scheduled)
@@ -144,7 +146,7 @@ def shortened_spans(
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
         widths = row_widths(max([1, *others]), most, state.params, is_fixed=is_fixed)
         shape = replace(shape, widths=widths, padded_rows=len(schedules) if is_fixed else len(fed))
-    # 2. The spans with what is chosen
+    # 2. The schedules with the chosen lengths
     found = list(schedules)
     for (row, history), length in zip(choosing.items(), lengths.choose(drafts, shape), strict=True):
         whole, history.block = schedules[row], length.fed

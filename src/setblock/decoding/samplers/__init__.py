@@ -1,4 +1,4 @@
-"""Collect the samplers: one rule in each file, which has the rule's name. `SAMPLERS` finds new files automatically.
+"""The samplers: one rule in each file, which has the rule's name. `SAMPLERS` finds new files automatically.
 
 Classes are imported on first use: `setblock --help` lists the samplers without PyTorch.
 """

@@ -1,4 +1,4 @@
-"""Define a sampler: the rule that says which masked positions of a block a pass reveals."""
+"""The interface of samplers: rules that select which masked positions of a block a pass reveals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Memory = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BlockView:
-    """Hold the input of a sampler in one pass. B rows, V tokens, k positions: the block's first ones, as many as may be
+    """The input of a sampler in one pass. B rows, V tokens, k positions: the block's first ones, as many as may be
     revealed. Only candidates have meaningful values.
 
     Attributes:
@@ -24,7 +24,7 @@ class BlockView:
         revealed: [B, k] bool, positions that earlier passes fixed.
         entropy: [B, k] float32, in nats.
         confidence: [B, k] float32, the probability of the most likely token.
-        memory: what the sampler's last `Selection` left, zeroed in rows whose block is new; empty in the first pass.
+        memory: that of the sampler's last `Selection`, zeroed in rows whose block is new; empty in the first pass.
     """
 
     logits: Tensor
@@ -42,24 +42,25 @@ class BlockView:
 
     @cached_property
     def probs(self) -> Tensor:
-        """Return the probabilities [B, k, V], float32."""
+        """The probabilities [B, k, V], float32."""
         return self.logits.softmax(dim=-1)
 
     @cached_property
     def margin(self) -> Tensor:
-        """Return the probability [B, k] float32 of the most likely token minus that of the second."""
+        """The probability of the most likely token minus that of the second, [B, k] float32."""
         first, second = self.logits.topk(2, dim=-1).values.unbind(dim=-1)
         return self.confidence * (1 - (second - first).exp())
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Hold the output of a sampler.
+    """The output of a sampler.
 
     Attributes:
-        reveal: [B, k] bool, the positions to reveal; a subset of the candidates, with at least one of each row that has any.
+        reveal: [B, k] bool, the positions to reveal; a subset of the candidates, with at least one of each row that has
+            any.
         logits: [B, k, V] float32, the logits that tokens are chosen from, if the rule changes them; otherwise None.
-        memory: tensors [B, k, ...] that the next pass receives; what follows k is the same in all passes.
+        memory: tensors [B, k, ...] that the next pass receives; the dimensions after k are the same in all passes.
     """
 
     reveal: Tensor
@@ -68,25 +69,25 @@ class Selection:
 
 
 class Dial(NamedTuple):
-    """Hold the hyperparameter that a sweep varies by default, with its values from careful to careless."""
+    """The hyperparameter that a sweep varies by default, with its values from careful to careless."""
 
     name: str
     values: tuple[float, ...]
 
 
 class Sampler(Protocol):
-    """Define a rule: a frozen dataclass whose fields are its hyperparameters. It never calls the model. It returns what
-    it must remember for later passes in `Selection.memory`. Rows are independent of each other.
+    """A rule: a frozen dataclass whose fields are its hyperparameters. Rows are independent of each other. It never
+    calls the model, and keeps values for later passes in `Selection.memory` only.
 
     A class that commands and files use by name has two more attributes: `name`, and `dial` if it can be swept.
     """
 
     def select(self, block: BlockView) -> Selection:
-        """Choose what a pass reveals."""
+        """Return the positions that a pass reveals."""
 
 
 def at_least_one(reveal: Tensor, block: BlockView, *, score: Tensor) -> Tensor:
-    """Return `reveal` [B, k] among the candidates. In a row where that leaves none, it is the candidate with the highest
+    """Return the candidates of `reveal` [B, k] bool; in a row where there are none, the candidate with the highest
     `score` [B, k] (the leftmost of a tie). So every pass reveals a token, and a block takes at most k passes."""
     best = score.where(block.candidates, -torch.inf).argmax(dim=-1, keepdim=True)  # [B, 1]
     fallback = torch.zeros_like(block.candidates).scatter(-1, best, True)

@@ -1,4 +1,4 @@
-"""Implement a bound on each position's confidence (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
+"""A bound on each position's confidence (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Implement the entropy-bounded (EB) sampler (eq. 8 and 18; Ben-Hamu et al., arXiv 2505.24857)."""
+"""The entropy-bounded (EB) sampler (eq. 8 and 18; Ben-Hamu et al., arXiv 2505.24857)."""
 
 import math
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class EntropyBounded:
         error = block.entropy if self.proxy == "entropy" else -getattr(block, self.proxy)  # [B, k]
         ascending, order = error.where(block.candidates, math.inf).sort(dim=-1, stable=True)  # [B, k]
         if self.proxy == "entropy":
-            within = F.pad(ascending.cumsum(dim=-1), (1, -1)) <= self.gamma  # the last term left out is the largest
+            within = F.pad(ascending.cumsum(dim=-1), (1, -1)) <= self.gamma  # without its last term, the largest
         else:
             entropy = block.entropy.gather(-1, order)
             within = entropy.cumsum(dim=-1) - entropy.cummax(dim=-1).values <= self.gamma

@@ -1,4 +1,4 @@
-"""Bound the entropy of the leading positions, so that a block never has a gap."""
+"""A bound on the total entropy of the leading positions, so that a block never has a gap."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,8 +13,9 @@ from setblock.decoding.settings.setting import check_range
 class EntropyPrefix:
     """Reveal the longest prefix of the masked positions with H_1 + ... + H_s <= gamma, at least the leftmost.
 
-    Source: none; the entropy bound of `EntropyBounded` with two changes. Positions are taken from left to right, so nothing is
-    revealed behind a gap. The sum counts its largest entropy, so a doubtful position is revealed only where it is the leftmost.
+    Source: none; the entropy bound of `EntropyBounded` with two changes. Positions are taken from left to right, so
+    nothing is revealed after a gap. The sum counts its largest entropy, so an uncertain position is revealed only if
+    it is the leftmost.
 
     Attributes:
         gamma: the entropy bound, in nats, at least 0.

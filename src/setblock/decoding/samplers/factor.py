@@ -1,4 +1,4 @@
-"""Implement the factor rule (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
+"""The factor rule (Fast-dLLM, section 3.3; Wu et al., arXiv 2505.22618)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,9 +13,10 @@ from setblock.decoding.settings.setting import check_range
 class Factor:
     """Reveal the n most confident positions, n the largest with (n + 1) (1 - c_n) <= factor, and at least one.
 
-    c_n is the n-th largest confidence. Under the paper's theorem 1, at a factor of 1 choosing these tokens each for itself is
-    choosing the most likely ones together. Source: Fast-dLLM (arXiv 2505.22618), whose bound is strict, which only differs
-    where the two sides are equal; its code's default is 1. The appendix of arXiv 2509.04185 prints c_n for 1 - c_n.
+    c_n is the n-th largest confidence. Under the paper's theorem 1, at a factor of 1 choosing these tokens
+    independently gives the most likely joint choice. Source: Fast-dLLM (arXiv 2505.22618), whose bound is strict, which
+    only differs where the two sides are equal; its code's default is 1. The appendix of arXiv 2509.04185 prints c_n for
+    1 - c_n.
 
     Attributes:
         factor: at least 0.

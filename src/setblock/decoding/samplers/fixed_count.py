@@ -1,4 +1,4 @@
-"""Reveal the same number of tokens each pass (LLaDA; Nie et al., arXiv 2502.09992)."""
+"""A fixed number of tokens in each pass (LLaDA; Nie et al., arXiv 2502.09992)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,10 +11,10 @@ from setblock.decoding.settings.setting import check_range
 
 @dataclass(frozen=True)
 class FixedCount:
-    """Reveal the `count` most confident positions, or all that there are.
+    """Reveal the `count` most confident positions, or all if there are fewer.
 
-    Source: LLaDA's low-confidence remasking (arXiv 2502.09992), which takes the number of steps; the count is the tokens of
-    a block over its steps.
+    Source: LLaDA's low-confidence remasking (arXiv 2502.09992), which takes the number of steps; the count is the
+    tokens of a block over its steps.
 
     Attributes:
         count: at least 1.

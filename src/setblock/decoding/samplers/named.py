@@ -1,6 +1,6 @@
-"""Find samplers by name, and turn a name with hyperparameters into a sampler and back.
+"""Samplers by name: those of `samplers/` and of plug-ins, and samplers from and to a name with hyperparameters.
 
-Knows the files of `samplers/`, plug-ins, and names. Knows nothing of any rule, and imports none before it is asked for.
+A sampler's module is imported on first use.
 """
 
 from collections import UserDict
@@ -22,10 +22,10 @@ PLUG_INS = "setblock.samplers"
 
 
 class Samplers(UserDict[str, type[Any]]):
-    """Map names to sampler classes: those of `samplers/`, of plug-ins, and those added by hand.
+    """A mapping of names to sampler classes: those of `samplers/`, of plug-ins, and those added by hand.
 
-    A file's name is its rule's, with underscores for dashes. One put in by hand comes before a file, and a file before a
-    plug-in. `SAMPLERS["mine"] = Mine` adds one to this process; `data` has these.
+    A file has its rule's name, with underscores for dashes. A sampler added by hand takes precedence over a file, and a
+    file over a plug-in. `SAMPLERS["mine"] = Mine` adds one to this process; `data` contains these.
     """
 
     def __missing__(self, name: str) -> type[Any]:
@@ -47,7 +47,7 @@ SAMPLERS = Samplers()
 
 @cache
 def own_rules() -> dict[str, EntryPoint]:
-    """Return where the rules of `samplers/` are, by their names. The file `entropy_prefix.py` has the class `EntropyPrefix`."""
+    """Return an entry point for each rule of `samplers/`, by name: `EntropyPrefix` is in the file `entropy_prefix.py`."""
     files = {module.name for module in iter_modules([str(Path(__file__).parent)])} - {"base", "named"}
     homes = {file: f"setblock.decoding.samplers.{file}:{file.title().replace('_', '')}" for file in sorted(files)}
     points = [EntryPoint(file.replace("_", "-"), home, PLUG_INS) for file, home in homes.items()]
@@ -61,8 +61,8 @@ def _plug_ins() -> dict[str, EntryPoint]:
 
 @dataclass(frozen=True)
 class RecordedSampler:
-    """A sampler that a file of results names and this process does not have, such as a class in a user's file: to be shown and
-    compared. Reading results runs no code that they name."""
+    """A sampler that a file of results names but this process doesn't have, such as a class in a user's file. It can be
+    shown and compared, but not run: reading results runs no code that they name."""
 
     name: str
     options: tuple[tuple[str, Any], ...]
@@ -91,7 +91,7 @@ def options_of(sampler: "Sampler") -> dict[str, Any]:
 
 
 def parameters_of(name: Any) -> dict[str, Any]:
-    """Return the hyperparameters of the sampler of a name with their defaults, None where there is no default. Raise
+    """Return the hyperparameters of a named sampler with their defaults, None if there is no default. Raise
     `ParameterError` if there is no such sampler."""
     if not isinstance(name, str) or name not in SAMPLERS:
         near = did_you_mean(name, SAMPLERS) if isinstance(name, str) else ""
@@ -100,14 +100,14 @@ def parameters_of(name: Any) -> dict[str, Any]:
 
 
 def sampler_named(name: Any, options: Mapping[str, Any]) -> "Sampler":
-    """Return the sampler of a name with these hyperparameters, others at their defaults; a number may be text, as `inf`
-    is. Raise `ParameterError` if there is no such sampler or hyperparameter, or a value is not valid."""
+    """Return a named sampler with these hyperparameters, others at their defaults. A number may be text, such as `inf`.
+    Raise `ParameterError` if there is no such sampler or hyperparameter, or a value is not valid."""
     known = parameters_of(name)
     kinds, values = get_type_hints(SAMPLERS[name]), {}
     for key, value in options.items():
         if key not in known:
-            told = f"it has {', '.join(known) or 'no parameters'}"
-            raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, known)}; {told}")
+            summary = f"it has {', '.join(known) or 'no parameters'}"
+            raise ParameterError(f"sampler {name} has no {key!r}{did_you_mean(key, known)}; {summary}")
         values[key] = converted(f"{key} of sampler {name}", value, kinds[key])
     for each in fields(SAMPLERS[name]):
         if each.default is MISSING and each.name not in values:

@@ -1,1 +1,1 @@
-"""Say what a request may ask: the table of settings, its checks, calibrated points, and what becomes a row's terms."""
+"""The settings of a request: their table, checks and calibrated operating points, and the parameters of a row."""

@@ -1,4 +1,4 @@
-"""Check that a model can do what requests ask, and fix the terms of those that it can answer."""
+"""The checks of requests against a model (`check_rows`), which give the parameters of their rows."""
 
 import time
 from collections.abc import Sequence
@@ -16,13 +16,14 @@ from setblock.structure.compiled import Matcher
 
 
 class GrammarGuide(Matcher, TokenConstraint):
-    """Restrict which tokens may come next in an answer of some form."""
+    """The constraint that keeps an answer to the form of its `structure`."""
 
     constrains = True
 
 
 def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> int:
-    """Return the position past the last of an answer. Raise `SetBlockError` if the prompt is empty or the two are too long."""
+    """Return the position past the last one of an answer. Raise `SetBlockError` if the prompt is empty, or prompt and
+    answer are too long together."""
     context, wanted = model.context_length, settings.max_new_tokens
     room = MAX_TOKENS if context is None else context - prompt_length
     if prompt_length == 0:
@@ -40,7 +41,7 @@ def limit_of(model: LanguageModel, prompt_length: int, settings: DecodingSetting
 
 
 def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RequestParams) -> None:
-    """Raise `SetBlockError` if a token id of a request is none of the model's, or it bans every token."""
+    """Raise `SetBlockError` if a token id is not in the model's vocabulary, or the request bans every token."""
     settings, vocab_size = row.settings, model.vocab_size
     named = {name: getattr(settings, name) for name in ("logit_bias", "banned_tokens", "stop_token_ids")}
     for name, token_ids in {"the prompt": prompt, **named}.items():
@@ -57,7 +58,7 @@ def check_tokens(model: LanguageModel, prompt: Sequence[int], row: RequestParams
 
 
 def check_count(prompts: Sequence[object], settings: Sequence[DecodingSettings]) -> None:
-    """Raise `ParameterError` if there are not as many settings as prompts."""
+    """Raise `ParameterError` unless there are as many settings as prompts."""
     if len(settings) != len(prompts):
         raise ParameterError(
             f"settings must be one for all, or a list with one for each of the {len(prompts)} prompts, not {len(settings)}"
@@ -66,12 +67,12 @@ def check_count(prompts: Sequence[object], settings: Sequence[DecodingSettings])
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """Hold requests that a model can answer, before their rows are opened. Nothing of them is on the device yet."""
+    """Requests that a model can answer, checked but not yet a batch. Nothing of them is on the device."""
 
     model: LanguageModel
     prompts: Sequence[Sequence[int]]  # token ids
-    params: Sequence[RequestParams]  # what is fixed of each row: settings with what the model was calibrated to
-    constraints: Sequence[RowConstraints]  # of each row; the last is its text, which is also in `texts`
+    params: Sequence[RequestParams]  # of each row, with the model's calibrated settings
+    constraints: Sequence[RowConstraints]  # of each row; the last one is its text, which is also in `texts`
     texts: list[AnswerText]
     started: float  # `time.perf_counter()` when they were checked
 
@@ -79,27 +80,28 @@ class CheckedRows:
 def check_rows(
     model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
 ) -> CheckedRows:
-    """Check requests against the model; each is one answer. A row that leaves its operating point open gets the model's
-    calibrated one. Raise `SetBlockError` if a prompt is empty or too long, or a row asks for what the model can't do."""
+    """Check requests against the model; each is one answer. A request that leaves its operating point open gets the
+    model's calibrated one. Raise `SetBlockError` if a prompt is empty or too long, or a request needs what the model
+    can't do."""
     started = time.perf_counter()
     check_count(prompts, settings)
     requested = [with_calibration(model, each) for each in settings]
-    params = [terms_of(model, len(prompt), each) for prompt, each in zip(prompts, requested, strict=True)]
-    # A block that nothing checks may be larger than any that the model was trained with
+    params = [params_of(model, len(prompt), each) for prompt, each in zip(prompts, requested, strict=True)]
+    # Method `sbd` may use a larger block than any that the model was trained with, but nothing checks its text
     largest = max((each.block_size for each in params if each.settings.method == "sbd"), default=0)
     if model.sbd_config and model.sbd_config.block_sizes and largest > (most := model.sbd_config.block_sizes[-1]):
-        told = f"block_size {largest} is larger than any this model was trained with (at most {most})"
-        warn(f"{told}: expect worse text")
+        message = f"block_size {largest} is larger than any this model was trained with (at most {most})"
+        warn(f"{message}: expect worse text")
     for prompt, row in zip(prompts, params, strict=True):
         check_tokens(model, prompt, row)
     texts = [AnswerText(model.tokenizer, stop=each.stop, min_new_tokens=each.min_new_tokens) for each in requested]
-    constraints = [RowConstraints([*companions_of(model, row), text]) for row, text in zip(params, texts, strict=True)]
+    constraints = [RowConstraints([*constraints_of(model, row), text]) for row, text in zip(params, texts, strict=True)]
     return CheckedRows(model, prompts, params, constraints, texts, started)
 
 
-def companions_of(model: LanguageModel, row: RequestParams) -> list[TokenConstraint]:
-    """Return what holds a row's answer to its form, if it has one, and the constraints that its request brings. Raise
-    `SetBlockError` if this model can't keep to the form."""
+def constraints_of(model: LanguageModel, row: RequestParams) -> list[TokenConstraint]:
+    """Return the constraints of a row: that of its `structure`, if it has one, and those of its request. Raise
+    `SetBlockError` if the model can't keep to the structure."""
     form, own = row.settings.structure, row.settings.constraints
     if form is not None and not row.ends:
         raise SetBlockError("structure needs a model with an end-of-text token: give stop_token_ids")
@@ -107,10 +109,10 @@ def companions_of(model: LanguageModel, row: RequestParams) -> list[TokenConstra
     return [*restricting, *(maker.constraint(row, vocab_size=model.vocab_size) for maker in own)]
 
 
-def terms_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RequestParams:
-    """Return what is fixed of a request's row. Errors are those of `limit_of` and `resolved`."""
+def params_of(model: LanguageModel, prompt_length: int, settings: DecodingSettings) -> RequestParams:
+    """Return the fixed parameters of a request's row. Errors are those of `limit_of` and `resolved`."""
     limit = limit_of(model, prompt_length, settings)
-    room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model meets few block sizes
+    room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model sees few block sizes
     settings = resolved(settings, model.sbd_config, has_draft_text=model.draft_text is not None)
     block_size = min(settings.block_size or 1, room)
     return RequestParams(

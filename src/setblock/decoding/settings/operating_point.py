@@ -1,9 +1,8 @@
-"""Define operating points: a method and the settings of the group `point`, all decided, which trade accuracy for passes.
+"""Operating points: a method and the settings of the group `point`, all resolved, which trade accuracy for passes.
 
-A point is the `DecodingSettings` that say this and nothing else. Knows them as plain data of files, and as words, and which
-calibrated point a request gets. Knows nothing of files, tasks, or of how well a point does.
-
-A calibrated setting was tested as a whole: a request that says anything of its operating point itself gets none of it.
+A point is a `DecodingSettings` with only these set. This module writes points as JSON and as labels, and finds the
+calibrated point of a request. A calibrated setting was tested as a whole: a request that sets any part of its operating
+point gets none of it.
 """
 
 import math
@@ -19,7 +18,7 @@ from setblock.decoding.samplers.named import (
     parameters_of,
     sampler_named,
 )
-from setblock.decoding.settings.resolve import resolved, sampler_told
+from setblock.decoding.settings.resolve import resolved, sampler_to_dict
 from setblock.decoding.settings.table import POINT, RENAMED, SETTINGS, DecodingSettings, Method
 from setblock.errors import ParameterError, SetBlockError
 
@@ -40,21 +39,21 @@ def point_of(model: "LanguageModel", settings: DecodingSettings) -> DecodingSett
 
 
 def at_point(point: DecodingSettings, base: DecodingSettings | None = None) -> DecodingSettings:
-    """Return the settings of a request: of an operating point, and for everything else those of `base`."""
+    """Return settings at an operating point, with everything else from `base`."""
     return replace(base or DecodingSettings(), **{name: getattr(point, name) for name in ("method", *POINT)})
 
 
 def label_of(point: DecodingSettings) -> str:
-    """Return a few words for tables: `entropy-bounded 0.1, k 16`. What is at its default is left out, but for the first."""
+    """Return a label for tables: `entropy-bounded 0.1, k 16`. Defaults are left out, except the first parameter."""
     if point.sampler is None:
         return point.method
     defaults = {} if isinstance(point.sampler, RecordedSampler) else parameters_of(name_of(point.sampler))
-    told = [
+    parameters = [
         _number(value) if place == 0 else f"{name} {_number(value)}"
         for place, (name, value) in enumerate(options_of(point.sampler).items())
         if place == 0 or name not in defaults or value != defaults[name]
     ]
-    words = [*([] if point.method == "sbd" else [point.method]), " ".join([name_of(point.sampler), *told])]
+    words = [*([] if point.method == "sbd" else [point.method]), " ".join([name_of(point.sampler), *parameters])]
     for name in POINT[1:]:
         row, value = SETTINGS[name], getattr(point, name)
         if value != row.default and (value or row.default is not None):
@@ -64,17 +63,17 @@ def label_of(point: DecodingSettings) -> str:
 
 def point_to_json(point: DecodingSettings) -> dict[str, Any]:
     """Return the point as JSON, with the sampler's name and all of its hyperparameters. Infinity becomes the text `inf`."""
-    told = sampler_told(point)
-    options = (told["sampler_options"] or {}).items()
-    told["sampler_options"] = {name: "inf" if value == math.inf else value for name, value in options}
-    return {key: told[key] if key in told else getattr(point, key) for key in _KEYS}
+    of_sampler = sampler_to_dict(point)
+    options = (of_sampler["sampler_options"] or {}).items()
+    of_sampler["sampler_options"] = {name: "inf" if value == math.inf else value for name, value in options}
+    return {key: of_sampler[key] if key in of_sampler else getattr(point, key) for key in _KEYS}
 
 
 def point_from_json(recorded: Any, *, to_decode: bool = True) -> DecodingSettings:
-    """Return the point that `point_to_json` wrote, or raise `ParameterError` if it is none, or none that this release knows.
-    What an earlier release did not know stays open. A sampler that is not known here is a `RecordedSampler` where the point is
-    not `to_decode` by."""
-    if isinstance(recorded, Mapping):  # what an earlier release wrote
+    """Return the point that `point_to_json` wrote. Settings that an earlier release didn't have stay open. Raise
+    `ParameterError` if it is not a point, or not one that this release knows. `to_decode`: whether it will be decoded
+    with; if not, an unknown sampler becomes a `RecordedSampler`."""
+    if isinstance(recorded, Mapping):  # names of an earlier release
         recorded = {RENAMED.get(key, key): value for key, value in recorded.items()}
     if not isinstance(recorded, Mapping) or not {"method"} <= recorded.keys() <= {*_KEYS}:
         raise ParameterError(f"an operating point must have the keys {', '.join(sorted(_KEYS))}, not be {recorded!r}")
@@ -95,18 +94,19 @@ def _number(value: Any) -> str:
 
 
 class Trained(Protocol):
-    """Hold what a model was trained and calibrated for: an `SBDModel` is one."""
+    """A model with an SBD config, such as an `SBDModel`."""
 
     @property
     def sbd_config(self) -> "SBDModelConfig | None":
-        """Return the SBD config, or None where the model was not trained for blocks."""
+        """The SBD config; None if the model was not trained for blocks."""
 
 
 def with_calibration(
     model: Trained, settings: DecodingSettings | None = None, *, domain: str | None = None
 ) -> DecodingSettings:
-    """Return the settings at the calibrated point of their method, where there is one and they leave the point open. They are
-    by default those of a request that gives none; `domain` is as in `calibration_for`."""
+    """Return the settings at the calibrated point of their method, if there is one and they leave the point open;
+    otherwise unchanged. `settings`: by default those of a request without settings. `domain`: as in
+    `calibration_for`."""
     settings = settings or DecodingSettings()
     if not leaves_point_open(settings):
         return settings
@@ -115,18 +115,18 @@ def with_calibration(
 
 
 def leaves_point_open(settings: DecodingSettings) -> bool:
-    """Return whether settings give nothing of their operating point except, perhaps, the method."""
+    """Return whether settings set no part of their operating point, except perhaps the method."""
     return all(getattr(settings, name) == SETTINGS[name].default for name in POINT)
 
 
 def calibration_for(model: Trained, *, method: Method, domain: str | None = None) -> "CalibratedSetting | None":
-    """Return the calibrated setting of a method that a request gets, or None where there is none; without a domain, the most
-    careful of all, the slowest. Raise `ParameterError` if the model was not calibrated for the domain."""
+    """Return the calibrated setting of a method that a request gets, or None. Without a `domain` it is the most careful
+    one, the slowest of all domains. Raise `ParameterError` if the model was not calibrated for the domain."""
     known = () if model.sbd_config is None else model.sbd_config.calibrations
     domains = list(dict.fromkeys(each.domain for each in known))
     if domain is not None and domain not in domains:
-        told = f"was calibrated for {', '.join(domains)}" if domains else "was calibrated for none"
-        raise ParameterError(f"domain {domain!r} is not known: this model {told}")
+        summary = f"was calibrated for {', '.join(domains)}" if domains else "was calibrated for none"
+        raise ParameterError(f"domain {domain!r} is not known: this model {summary}")
     of_method = [each for each in known if each.method == method and domain in (None, each.domain)]
     fastest = {each.domain: each for each in sorted(of_method, key=lambda each: each.nfe_speedup)}  # the last one stays
     return min(fastest.values(), key=lambda each: each.nfe_speedup, default=None)

@@ -1,6 +1,6 @@
-"""Turn names and values into settings, for every caller, and fill in what a request's settings leave open.
+"""Settings from names and values (`requested_settings`), and values for those that are left open (`resolved`).
 
-Knows the table of settings, and samplers by name. Knows nothing of command lines, HTTP or other libraries.
+The command line, the server and all other callers use it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,17 +21,17 @@ def requested_settings(
     *,
     base: DecodingSettings | None = None,
     available: Collection[str] = tuple(SETTINGS),
-    told: str = "parameter",
+    noun: str = "parameter",
 ) -> DecodingSettings:
-    """Return the settings of `base` with what is asked for. Raise `ParameterError` if a name or a value is not valid.
+    """Return the settings of `base` with those requested. Raise `ParameterError` if a name or a value is not valid.
 
     Args:
-        asked: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a mapping under
-            `sampler_options`, or are next to it. Without a sampler they replace those of the one in `base`,
-            or of the method's own. What is None is as if it were not there.
-        base: by default the settings of a request that says nothing.
-        offered: the settings that may be asked for.
-        told: what an error calls a name that is not known.
+        requested: settings by their names in the table; `sampler` may be a name. Hyperparameters of the sampler are a
+            mapping under `sampler_options`, or entries of their own. Without a sampler they replace those of the
+            sampler in `base`, or of the method's default one. Entries that are None are ignored.
+        base: by default the settings of a request without settings.
+        available: the settings that may be requested.
+        noun: what an error calls an unknown name, such as "parameter".
     """
     if base is not None and not isinstance(base, DecodingSettings):
         raise ParameterError(f"settings must be DecodingSettings, not {base!r}")
@@ -57,15 +57,15 @@ def requested_settings(
         if name not in HYPERPARAMETERS and name not in (own := parameters_of(chosen)):
             known = list(dict.fromkeys([*available, "sampler"]))
             raise ParameterError(
-                f"{told} {name!r} is not known{did_you_mean(name, [*known, *own])}; there are {', '.join(known)}, and of "
+                f"{noun} {name!r} is not known{did_you_mean(name, [*known, *own])}; there are {', '.join(known)}, and of "
                 f"sampler {chosen} {', '.join(own) or 'none'}"
             )
         options[name] = value
     return replace(settings, sampler=sampler_named(chosen, before | options))
 
 
-def sampler_told(settings: DecodingSettings) -> dict[str, Any]:
-    """Return a sampler as the words that ask for it, `sampler` and `sampler_options`; both are None in method `ntp`."""
+def sampler_to_dict(settings: DecodingSettings) -> dict[str, Any]:
+    """Return a sampler's name as `sampler` and its hyperparameters as `sampler_options`; None in method `ntp`."""
     if settings.method == "ntp":
         return {"sampler": None, "sampler_options": None}
     sampler = sampler_for(settings)
@@ -74,15 +74,16 @@ def sampler_told(settings: DecodingSettings) -> dict[str, Any]:
 
 DEFAULT_MAX_NEW_TOKENS = 256
 DEFAULT_BLOCK_SIZE = 16
-DRAFT_GAMMA = float("inf")  # a draft is the whole block: what is checked in vain costs no pass (docs/exact.md)
+DRAFT_GAMMA = float("inf")  # a draft is the whole block: checking wrong tokens costs no extra pass (docs/exact.md)
 
 
 def resolved(
     settings: DecodingSettings, sbd_config: "SBDModelConfig | None", *, has_draft_text: bool = False
 ) -> DecodingSettings:
-    """Return the settings with those of the operating point decided: what is open follows from the model, and what has no
-    effect in the method is as where nothing is said. The block size is 1 in method `ntp`. `has_draft_text`: whether the model
-    has a text to copy drafts from. Raise `SetBlockError` for method `sbd` if the model was never trained for blocks."""
+    """Return the settings with those of the operating point resolved: open ones follow from the model, and those
+    without effect in the method are at their defaults. The block size is 1 in method `ntp`. `has_draft_text`: whether
+    the model has a text to copy drafts from. Raise `SetBlockError` for method `sbd` if the model was never trained for
+    blocks."""
     method = settings.method
     if sbd_config is None and method == "sbd":
         raise SetBlockError(
@@ -90,7 +91,7 @@ def resolved(
             "'ntp', or fine-tune it with `setblock train`"
         )
     prompt_lookup = prompt_lookup_for(sbd_config, settings, has_draft_text=has_draft_text)
-    # Copies may be longer than the blocks that were trained, where how much is fed of either is decided pass by pass
+    # Copies may be longer than trained blocks, if the lengths of copies and blocks are chosen for each pass
     is_resolved = method == "exact" and settings.drafts == "adaptive" and prompt_lookup > 0
     trained = () if sbd_config is None or is_resolved else sbd_config.block_sizes
     found: dict[str, Any] = {
@@ -118,22 +119,22 @@ def prompt_lookup_for(
         return 1  # a model never trained for blocks has no other drafts, and adaptive drafts use what pays
     if sbd_config.noisy_adapter:
         return 2  # an adapter on the future block drafts less well (docs/real-model.md)
-    # Short matches mislead a model that drafts well (docs/log.md). But who gives it a draft text wants that used
+    # Short matches mislead a model that drafts well (docs/log.md). But a draft text is there to be used
     return 2 if has_draft_text else 0
 
 
 def _branches_for(sbd_config: "SBDModelConfig | None", settings: DecodingSettings) -> int:
-    is_constrained = settings.constraints or settings.structure is not None  # who guides is asked behind one draft only
+    is_constrained = settings.constraints or settings.structure is not None  # constraints follow one draft only
     if sbd_config is None or settings.method != "exact" or is_constrained:
         return 0
     if settings.branches is not None:
         return settings.branches
-    return 8 if settings.drafts == "adaptive" else 0  # further places are rarely reached
+    return 8 if settings.drafts == "adaptive" else 0  # drafts are rarely right up to later places
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":
-    """Return the sampler that the request asks for, else its method's: drafts may be careless, since errors are
-    repaired, and what nothing checks has no gaps (docs/gaps.md)."""
+    """Return the requested sampler, or the default of the method. In `exact` it drafts whole blocks, since errors are
+    corrected; in `sbd`, where nothing is checked, it leaves no gaps (docs/gaps.md)."""
     from setblock.decoding.samplers import EntropyBounded, EntropyPrefix
 
     return settings.sampler or (EntropyBounded(DRAFT_GAMMA) if settings.method == "exact" else EntropyPrefix())

@@ -1,6 +1,6 @@
-"""Define one row of the table of settings: what a decoding setting may be, and what it does.
+"""A row of the table of settings (`Setting`): the type, valid values and help of a decoding setting.
 
-Knows values and words. Knows nothing of any setting in particular; `DecodingSettings` is the table.
+The table itself is `DecodingSettings`.
 """
 
 import math
@@ -16,13 +16,13 @@ from setblock.errors import ParameterError, check_one_of
 
 @dataclass(frozen=True)
 class Range:
-    """Hold the numbers between `low` and `high`. Not a number is in no range."""
+    """The numbers between `low` and `high`. NaN is in no range."""
 
     low: float = -math.inf
     high: float = math.inf  # included
-    above: bool = False  # whether `low` itself is left out
-    far: bool = False  # whether `high` is so large that only an error for a greater number names it
-    words: str = ""  # what an error says of the range, after `must be`. By default its bounds; empty where it has none
+    above: bool = False  # whether `low` itself is excluded
+    far: bool = False  # whether `high` is so large that only the error for a greater number mentions it
+    words: str = ""  # the range in an error, after `must be`. By default its bounds; empty if it has none
 
     def __contains__(self, value: float) -> bool:
         return (self.low < value if self.above else self.low <= value) and value <= self.high
@@ -37,7 +37,7 @@ class Range:
         return f"between {self.low:g} and {self.high:g}"
 
     def check(self, name: str, value: float) -> None:
-        """Raise `ParameterError` for a value outside. It says what `name` must be."""
+        """Raise `ParameterError` if `value` is not in the range. The error says what `name` must be."""
         if not isinstance(value, Real) or isinstance(value, bool):
             raise ParameterError(f"{name} must be a number, not {value!r}")
         if value not in self:
@@ -57,56 +57,56 @@ are drawn, or what is reported."""
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Describe one decoding setting, a row of the table."""
+    """One decoding setting, a row of the table."""
 
     name: str  # the field of `DecodingSettings`
-    type: Any  # what JSON holds: `int`, `float`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`
-    default: Any  # where nothing is said; None where it follows from the model or from other settings
+    type: Any  # in JSON: `int`, `float`, `str`, a Literal, `list[int]`, `list[str]`, `dict[int, float]`
+    default: Any  # None if it follows from the model or from other settings
     help: str  # one or two sentences
-    range: Range  # of its numbers
+    range: Range  # the valid numbers
     group: Group
-    most: int | None = None  # of a list, how many at most
+    most: int | None = None  # the maximum length of a list
     metavar: str = "N"  # the value's name in the command line's help
-    short: str = ""  # its name in tables of results, where it is another
-    only_in: str | None = None  # of the operating point, the one method that it acts in; by default all but `ntp`
-    is_python: bool = False  # whether only Python can hold it, so that no caller offers it
+    short: str = ""  # its name in tables of results, if different
+    only_in: str | None = None  # in the group `point`, the only method that it acts in; by default all but `ntp`
+    is_python: bool = False  # whether only Python code can set it, not the command line or the server
 
     def acts_in(self, method: str) -> bool:
-        """Return whether it has an effect in a method, as a setting of the operating point."""
+        """Return whether a setting of the operating point has an effect in a method."""
         return method == self.only_in if self.only_in else method != "ntp"
 
     def plain(self, value: Any) -> Any:
-        """Return a valid value as Python's own numbers and tuples, not NumPy's or lists, or raise `ParameterError`."""
-        if value is None and (self.default is None or self.default in ((), {})):  # as where nothing is said
+        """Return a valid value as Python numbers and tuples, not NumPy's or lists, or raise `ParameterError`."""
+        if value is None and (self.default is None or self.default in ((), {})):  # the same as not set
             return self.default
         return _PLAIN.get(self.type, _any)(self, value)
 
 
-def setting(default: Any, told: str, valid: Range | None = None, **more: Any) -> Any:
-    """Return a field of `DecodingSettings`. `told` is its help, and `more` are further fields of its `Setting`."""
-    row = {"help": told, "range": valid or Range(), **more}
+def setting(default: Any, help: str, valid: Range | None = None, **more: Any) -> Any:
+    """Return a field of `DecodingSettings`. `help`: its help. `more`: further fields of its `Setting`."""
+    row = {"help": help, "range": valid or Range(), **more}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), hash=False, metadata=row)
     return field(default=default, metadata=row)
 
 
 point, answer, sampling, report = (partial(setting, group=group) for group in get_args(Group))
-"""Fields of each group."""
+"""`setting` for the fields of each group."""
 
 
 def table_of(settings: type[Any]) -> dict[str, Setting]:
-    """Return the rows of a dataclass whose fields are made by `setting`."""
+    """Return the table of a dataclass whose fields are made by `setting`: a row for each field, by name."""
     rows = {}
     for each in fields(settings):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
-        # An object is given by a name
+        # An object, such as a sampler, is set by a name
         kind = str if isinstance(each.type, str) else _JSON_TYPES.get(each.type, each.type)
         rows[each.name] = Setting(name=each.name, type=kind, default=default, **each.metadata)
     return rows
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number as Python's own int, or raise `ParameterError` if it is none."""
+    """Return a whole number as a Python int, or raise `ParameterError` if it is none."""
     try:
         return operator.index(value)
     except TypeError:
@@ -120,7 +120,7 @@ _JSON_TYPES: dict[Any, Any] = {
     str | Sequence[str]: list[str],
     Mapping[int, float]: dict[int, float],
 }
-"""Of annotations, the types in JSON, where they are others."""
+"""The JSON types of annotations, if different."""
 
 
 def _any(row: Setting, value: Any) -> Any:

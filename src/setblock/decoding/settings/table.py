@@ -1,6 +1,6 @@
-"""Define the table of settings: what a request may set, for the command line, the server and all other callers.
+"""The table of settings that a request may set, for the command line, the server and all other callers.
 
-Imports no PyTorch, so that the command line can offer the settings without it.
+It doesn't import PyTorch, so that the command line can list the settings quickly.
 """
 
 import sys
@@ -26,7 +26,7 @@ MAX_TOKENS = 2**31 - 1  # more than any context holds, and no overflow when adde
 
 @dataclass(frozen=True)
 class DecodingSettings:
-    """Hold how one request is decoded. Requests of one batch may differ in everything."""
+    """The settings of one request. Requests of one batch may differ in all of them."""
 
     # The operating point: what trades accuracy for passes
     method: Method = point(
@@ -143,7 +143,7 @@ class DecodingSettings:
         metavar="S",
     )
 
-    # What form the answer has, and what goes along with it
+    # The form of the answer, and further constraints
     structure: "Structure | None" = answer(
         None,
         "The required form of the answer: a JSON schema (as a dictionary, a text or a pydantic model), or an "
@@ -169,7 +169,7 @@ class DecodingSettings:
     )
 
     def __new__(cls, *_: Any, **named: Any) -> "DecodingSettings":
-        """Raise `ParameterError` for a name that is no setting, nor was one."""
+        """Raise `ParameterError` for a name that is not a setting's current or earlier name."""
         for name in named.keys() - SETTINGS.keys() - RENAMED.keys():
             raise ParameterError(
                 f"{name} is no setting{did_you_mean(name, SETTINGS)}: parameters of a sampler, such as gamma, go to the "
@@ -211,7 +211,7 @@ SETTINGS: dict[str, Setting] = table_of(DecodingSettings)
 """The table: a row for each field of `DecodingSettings`, in their order."""
 
 POINT = tuple(name for name, row in SETTINGS.items() if row.group == "point" and name != "method")
-"""The settings that, with the method, say where decoding trades accuracy for passes."""
+"""The settings that, with the method, make up the operating point: the trade of accuracy for passes."""
 
 
 HYPERPARAMETERS = {
@@ -227,12 +227,16 @@ HYPERPARAMETERS = {
         metavar="X",
     )
 }
-"""Hyperparameters of samplers that callers take beside the settings."""
+"""Hyperparameters of samplers that callers accept next to the settings."""
 
 
 def available(*, but_not: Collection[str] = (), names: Mapping[str, str] | None = None) -> dict[str, Setting]:
-    """Return the rows that a caller offers, by the caller's names: those of settings and, behind the sampler's, of
-    hyperparameters. It offers all `but_not` some, and knows those of `names` by another name."""
+    """Return the rows of settings that a caller accepts, by its names. Hyperparameters follow the sampler's row.
+
+    Args:
+        but_not: settings that the caller doesn't accept.
+        names: the caller's names of settings, if different.
+    """
     names, found = names or {}, {}
     assert {*but_not, *names} <= SETTINGS.keys()
     for name, row in SETTINGS.items():

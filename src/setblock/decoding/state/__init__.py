@@ -1,1 +1,1 @@
-"""Hold what is written, committed and revealed in each row of a batch, from its opening on."""
+"""The state of a batch: the tokens that each row has written, committed and revealed."""

@@ -1,7 +1,4 @@
-"""Open the state of requests before their first pass, and join the rows of several states, or some of them.
-
-Knows which of a state's values are of rows. Knows nothing of models, logits or text.
-"""
+"""How states are made: `open_state` for new requests, and `joined` for rows of existing states."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -27,8 +24,16 @@ def open_state(
     draft_text: DraftText | None = None,
     records: bool = True,
 ) -> BatchState:
-    """Return the state of requests before their prefill. `written` is of each its prompt and, where it continues after an
-    interruption, what it has been given of its answer. `records`: whether to record what passes do."""
+    """Return the state of requests before their prefill.
+
+    Args:
+        written: the token ids of each request: its prompt and, if it was interrupted, the answer so far.
+        rows: the parameters of each request.
+        sbd_config: of the model; None if it was not trained for blocks.
+        device: of the tensors.
+        draft_text: a text to copy drafts from, besides each row's own.
+        records: whether to record what passes do.
+    """
     params = BatchParams(rows, sbd_config, device=device)
     tokens = torch.full((len(rows), params.capacity), params.mask_token)
     for row, token_ids in enumerate(written):
@@ -75,7 +80,7 @@ def _open_record(params: BatchParams) -> Record:
 
 
 def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> BatchState:
-    """Return the rows of several states in one, or `rows` of all these, no wider than they need."""
+    """Return one state with the rows of several, or only `rows`, numbered over all states; as narrow as possible."""
     first, device = states[0], states[0].tokens.device
     here = None if rows is None else torch.tensor(rows, device=device)
     params = BatchParams(
@@ -97,25 +102,25 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
 
 
 def joined_list(parts: Sequence[Sequence[Item]], rows: Sequence[int] | None) -> list[Item]:
-    """Return the items of several lists in one, or those at `rows` of it."""
+    """Return the concatenation of several lists, or its items at `rows`."""
     every = [each for part in parts for each in part]
     return every if rows is None else [every[row] for row in rows]
 
 
 def joined_group(groups: Sequence[Group], rows: Tensor | None, *sizes: int) -> Group:
-    """Return the rows of several groups in one, or `rows` [n] of all these, as `joined_rows` does."""
+    """Return one group with the rows of several, or only `rows` [n], as `joined_rows` does."""
     columns = {each.name: [getattr(group, each.name) for group in groups] for each in fields(groups[0]) if each.init}
     return type(groups[0])(**{name: joined_rows(parts, rows, *sizes) for name, parts in columns.items()})
 
 
 def joined_rows(parts: Sequence[Tensor], rows: Tensor | None, *sizes: int) -> Tensor:
-    """Return `parts` below each other, or `rows` [n] of all these, with as many of `sizes` as they have further dimensions."""
+    """Return `parts` [B, ...] concatenated over rows, or only `rows` [n], with further dimensions fitted to `sizes`."""
     whole = torch.cat([_fitted(part, *sizes[: part.dim() - 1]) for part in parts])
     return whole if rows is None else whole[rows]
 
 
 def _fitted(part: Tensor, *sizes: int) -> Tensor:
-    """Return [B, *sizes, ...] of `part` [B, ...], each dimension cut or padded with zeros at its end."""
+    """Return `part` [B, ...] as [B, *sizes, ...]: each dimension is cut, or padded with zeros, at its end."""
     for dim, size in enumerate(sizes, start=1):
         if size > part.shape[dim]:  # PyTorch 2.9 pads no tensor whose last dimension is empty
             missing = part.new_zeros((*part.shape[:dim], size - part.shape[dim], *part.shape[dim + 1 :]))

@@ -1,15 +1,14 @@
-"""Hold the state of a batch of requests: the terms of its rows, and what is written, committed and revealed in each.
+"""The state of a batch of requests: the parameters of its rows, and what is written, committed and revealed in each.
 
-Knows tokens, positions and what a model was trained for. Knows nothing of logits or text. Rows are independent: each is in its
-own block and pass.
+Rows are independent: each is in its own block and pass.
 
     0 ........ committed ........ block_start ........ block_end
       in the cache,      fed causally in      the future block: revealed tokens and masks
       exactly            the next pass
 
-Between a row's first pass of a block and its last, committed equals block_start. Rows may join a state and leave it between
-passes. Nobody else moves `committed`. Shapes: B rows, k the largest block size, C positions, a block past the last limit, E the
-most ids that end an answer, n alternatives of a token.
+Between the first and the last pass of a row's block, committed equals block_start. Rows may join and leave a state
+between passes. Only this module changes `committed`. Shapes: B rows; k the largest block size; C positions, up to a
+block past the largest limit; E the most ids that end an answer; n alternatives of a token.
 """
 
 from collections.abc import Sequence
@@ -32,34 +31,34 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class RequestParams:
-    """Hold the terms of one row."""
+    """The fixed parameters of one row."""
 
-    settings: DecodingSettings  # of the request, with the operating point decided
-    # K; 1 in method `ntp`. Where the answer is short, blocks are smaller than those that were asked for
+    settings: DecodingSettings  # of the request, with the operating point resolved
+    # K; 1 in method `ntp`. Smaller than requested if the answer is short
     block_size: int
     prompt_length: int  # tokens of the prompt
     limit: int  # the position past the last one that may be generated
     ends: tuple[int, ...]  # token ids that end the answer
-    branches: int = 0  # the most that a pass is fed
+    branches: int = 0  # the most branches that a pass is fed
 
     @property
     def adapts_drafts(self) -> bool:
-        """Return whether each pass decides anew how much is drafted."""
+        """Whether the draft length is chosen before each pass."""
         return self.settings.method == "exact" and self.settings.drafts == "adaptive"
 
     @property
     def most_passes(self) -> int:
-        """Return a bound on its passes after the prefill: for each token at most one that drafts and one that commits."""
+        """An upper bound on the passes after the prefill: for each token, one that drafts and one that commits."""
         return 1 + 2 * (self.limit - self.prompt_length)
 
 
 class BatchParams:
-    """Hold the terms of a batch's rows, int64 unless stated; k is the largest block size. Fields of `RequestParams` are [B]."""
+    """The parameters of a batch's rows as tensors, int64 unless stated. Fields of `RequestParams` are [B]."""
 
     def __init__(
         self, rows: Sequence[RequestParams], sbd_config: SBDModelConfig | None, *, device: torch.device
     ) -> None:
-        """Take `rows`, which stay for the host, and how the model's logits are read; None where it never learned blocks."""
+        """Build the tensors. `rows` are kept for the host. `sbd_config` is None for a model not trained for blocks."""
         self.rows, self.sbd_config = tuple(rows), sbd_config
         self.waits = devices.waits(device)  # whether a host that reads a value has to wait for the device
         self.block_width = max(each.block_size for each in rows)  # k
@@ -67,7 +66,7 @@ class BatchParams:
         self.capacity = fixed_capacity(max(each.limit for each in rows) + self.block_width)  # C, past every row's block
         methods = {each.settings.method for each in rows}
         self.has_sbd, self.has_exact, self.has_ntp = ("sbd" in methods, "exact" in methods, "ntp" in methods)
-        # What is written where nothing is revealed
+        # The token at positions that are not revealed
         self.mask_token = (
             NO_TOKEN if sbd_config is None or sbd_config.mask_token_id is None else sbd_config.mask_token_id
         )
@@ -89,21 +88,21 @@ class BatchParams:
         # Whether the drafts of any row may be copied from the text, or vary in length
         self.copies_drafts = any(each.settings.prompt_lookup for each in rows)
         self.adapts_drafts = any(each.adapts_drafts for each in rows)
-        # Whether all rows are exact, or never fed a block, or always a whole one
+        # Whether all rows are exact; whether none is ever fed a block; whether all are always fed whole blocks
         self.is_all_exact = methods == {"exact"}
         self.is_all_causal = sbd_config is None or methods == {"ntp"}
         self.feeds_whole = sbd_config is not None and not self.has_ntp and not self.adapts_drafts
-        # The most alternatives of a token that a row's log-probabilities have; None where no row keeps any
+        # The most alternatives of a token that a row reports; None if no row keeps log-probabilities
         self.num_alternatives = max((n for each in rows if (n := each.settings.logprobs) is not None), default=None)
 
         self.is_first = torch.arange(self.block_width, device=device) == 0  # [k] bool, the first place of a block
-        # [B, k] bool, True in column 0 of exact rows: that token is plain decoding's own, and always revealed
+        # [B, k] bool, True in column 0 of exact rows: that token is plain decoding's, and always revealed
         self.takes_next = self.is_exact[:, None] & self.is_first if self.has_exact else None
         always = sbd_config is None or sbd_config.first_token_from_causal
         from_before = torch.ones_like(self.is_ntp) if always else self.is_ntp | self.is_exact
-        # [B] bool, rows whose block's first token is predicted by the last token before the block; None where no row's is
+        # [B] bool, rows whose block's first token is predicted by the last token before it; None if there are none
         self.first_is_causal = from_before if always or self.has_ntp or self.has_exact else None
-        # [B, k] how far before a position of the block stands the output that predicts it
+        # [B, k] for each position of the block, how far before it the output is that predicts it
         self.shifts = torch.ones((len(rows), self.block_width), dtype=torch.long, device=device)
         if sbd_config is not None and not sbd_config.logit_shift:
             self.shifts[:] = from_before[:, None] & self.is_first
@@ -111,76 +110,76 @@ class BatchParams:
 
 @dataclass
 class Cached:
-    """Say what the cache holds of each row, [B] each."""
+    """What the cache contains of each row. Tensors are [B]."""
 
-    committed: Tensor  # how many positions it holds exactly
-    # How many it has to hold before the block is fed: the prompt, or what it held before it was preempted
+    committed: Tensor  # how many positions have exact keys and values in the cache
+    # How many must be in the cache before the block is fed: the prompt, or what was in it before the row was preempted
     prefill_end: Tensor
-    # bool, rows whose prompt was fed to its end at least once; what they are fed again reveals nothing
+    # bool, rows whose prompt was fed to its end at least once; a repeated prefill reveals nothing
     prefilled: Tensor
 
 
 @dataclass
 class Block:
-    """Hold the current block of each row, [B] each unless stated. It is empty where only a check of the last draft is left."""
+    """The current block of each row, [B] unless stated. It is empty if only a check of the last draft is left."""
 
     start: Tensor
     end: Tensor
-    # The position past the last that is still needed: `end`, or just behind the block's first end-of-text
+    # The position past the last one that is still needed: `end`, or right after the block's first end-of-text
     needed_end: Tensor
-    # How many of its tokens a row is fed behind what is committed; 0 where none: rows of `ntp`, all rows of a model that was
-    # not trained for blocks, and exact rows that draft without it
+    # How many of the block's tokens a row is fed after what is committed. 0 for rows of `ntp`, all rows of a model that
+    # was not trained for blocks, and exact rows whose next draft doesn't come from a block
     fed_size: Tensor
-    passes: Tensor  # how many passes have filled it
-    revealed: Tensor  # [B, k] bool, which of its positions are fixed
-    # [B, k] of exact rows, where each drafted token came from (`drafts.kinds`). Column 0 is position `committed`, even after
-    # the block has moved
+    passes: Tensor  # how many passes have predicted it
+    revealed: Tensor  # [B, k] bool, positions whose token is fixed
+    # [B, k] in exact rows, the source of each drafted token (`drafts.kinds`). Column 0 is position `committed`, even
+    # after the block has moved
     kinds: Tensor
-    positions: Tensor = field(init=False)  # [B, k], running past `end` where the block is shorter than k
+    positions: Tensor = field(init=False)  # [B, k]; past `end` where the block is shorter than k
 
 
 @dataclass
 class Answer:
-    """Say how far the answer of each row goes, [B] each."""
+    """How far the answer of each row goes. Tensors are [B]."""
 
-    text_end: Tensor  # the end of the text that has no gap, drafts included
-    stop_end: Tensor  # where the answer is complete: behind its end-of-text, drafts included; else its limit
-    end: Tensor  # the end of the final text: it has no gap, and in exact rows it is next-token decoding's
+    text_end: Tensor  # the end of the text without a gap, drafts included
+    stop_end: Tensor  # where the answer is complete: after its end-of-text, drafts included; otherwise its limit
+    end: Tensor  # the end of the final text: without a gap and, in exact rows, without a draft
     finished: Tensor  # bool
-    # bool, rows whose logits were not numbers, or left no token. Nothing more is revealed in them; what they have is kept
+    # bool, rows whose logits were not numbers or left no token. They keep what they have, and nothing more is revealed
     failed: Tensor
 
 
 @dataclass
 class Record:
-    """Hold what passes have done to each row so far. [B] int64 unless stated."""
+    """What passes have done to each row so far. Tensors are [B] int64 unless stated."""
 
-    prefill: Tensor  # the number of passes of this kind, as `commits`; a pass of method `ntp` is a commit here
+    prefill: Tensor  # the number of passes over the prompt
     number: Tensor  # of the last pass: 0 is the prefill
-    commits: Tensor
+    commits: Tensor  # the number of passes that committed a block, or, in method `ntp`, a token
     drafted: Tensor  # drafted tokens that were checked
-    accepted: Tensor  # those of them that were right
+    accepted: Tensor  # drafted tokens that were right
     revealing: Tensor  # [B, C] int64, the pass that revealed each position, 0 for the prefill
     entropies: Tensor  # [B, C] float32, nats, of each position when it was revealed
-    logprob: Tensor  # [B, C] float32, where log-probabilities are kept, as the following two
+    logprob: Tensor  # [B, C] float32; as the next two, only if log-probabilities are kept
     top_logprobs: Tensor  # [B, C, n] float32
     top_ids: Tensor  # [B, C, n]
 
 
 @dataclass
 class BatchState:
-    """Hold the mutable state of a batch; tensors have the batch as their first dimension, and are int64 unless stated."""
+    """The mutable state of a batch. Tensors have the batch as their first dimension, and are int64 unless stated."""
 
-    params: BatchParams  # what is fixed of each row
-    tokens: Tensor  # [B, C] the token at each position; the mask token where none is revealed, up to the row's limit
+    params: BatchParams  # the fixed parameters of each row
+    tokens: Tensor  # [B, C] the token at each position; up to the row's limit, the mask token where none is revealed
     cache: Cached
     block: Block
     answer: Answer
     # [B, V] float32, the causal logits of the block's first token, from its first pass; [B, 0] before any is needed
     first_logits: Tensor
-    record: Record | None = None  # what passes have done to each row; None where nobody asks
-    draft_text: DraftText | None = None  # what drafts may be copied from, besides each row's own text
-    may_prefill: bool = True  # for the host, whether any row may have to be fed its prompt, or what was preempted
+    record: Record | None = None  # None if nothing is recorded
+    draft_text: DraftText | None = None  # a text to copy drafts from, besides each row's own
+    may_prefill: bool = True  # known to the host: whether any row may need a prefill, the first or after a preemption
     batch: int = field(init=False)  # B
     columns: Tensor = field(init=False)  # [C], 0, 1, 2, ...
     rows: Tensor = field(init=False)  # [B], the same
@@ -188,7 +187,7 @@ class BatchState:
     everybody: Tensor = field(init=False)  # [B] bool, all rows
 
     def __post_init__(self) -> None:
-        """Derive the numbers that passes count with."""
+        """Derive the index tensors and masks that passes use."""
         (self.batch, size), device = self.tokens.shape, self.tokens.device
         self.columns = torch.arange(size, device=device)
         self.rows = torch.arange(self.batch, device=device)
@@ -197,18 +196,22 @@ class BatchState:
 
     @property
     def is_causal(self) -> Tensor:
-        """Return [B] bool, rows that are not fed a block now."""
+        """Rows that are not fed a block now, [B] bool."""
         return self.block.fed_size == 0
 
     @property
     def is_prefill(self) -> Tensor:
-        """Return [B] bool, rows whose next pass is over their prompt, or over what was preempted."""
+        """Rows whose next pass is a prefill, the first or after a preemption, [B] bool."""
         return ~self.answer.finished & (self.cache.committed < self.cache.prefill_end)
 
     def next_end(self, *, fuses_commit: bool, commits_answers: bool = False) -> Tensor:
-        """Return [B] the position up to which a full next pass feeds each row; `committed` where there is nothing to
-        feed. `fuses_commit`: whether the tokens to commit are fed together with the block behind them, or alone.
-        `commits_answers`: whether an answer that has ended is committed to its end, which reading it does not need."""
+        """Return [B], the position up to which the next pass feeds each row with a full draft; `committed` if there is
+        nothing to feed.
+
+        Args:
+            fuses_commit: whether the tokens to commit are fed together with the next block, or alone.
+            commits_answers: whether an ended answer is committed to its end, which reading it doesn't need.
+        """
         cache, block = self.cache, self.block
         end = block.start
         if self.params.feeds_whole:
@@ -222,28 +225,32 @@ class BatchState:
         return end if commits_answers else torch.where(self.answer.finished, cache.committed, end)
 
     def candidates(self) -> Tensor:
-        """Return [B, k] bool, the masked positions of the block before its first end-of-text; none of a finished row."""
+        """Return [B, k] bool, the masked positions of the block before its first end-of-text; none in finished rows."""
         block = self.block
         return ~block.revealed & (block.positions < block.needed_end[:, None])
 
     def write(self, chosen: Tensor, where: Tensor, *, positions: Tensor) -> Tensor:
-        """Put `chosen` [B, n] tokens at `positions` [B, n] where `where` [B, n] bool says so. Return [B, n] int64 where they
-        stand: their positions, or else a column that nobody reads."""
+        """Write the tokens `chosen` [B, n] at `positions` [B, n] where `where` [B, n] bool is True. Return [B, n]
+        int64, the positions written to; for the others the last column, which is never read."""
         at = positions.where(where, self.columns[-1])
         self.tokens.scatter_(1, at, chosen)
         return at
 
     def reveal(self, chosen: Tensor, reveal: Tensor) -> Tensor:
-        """Fix `chosen` [B, k] tokens where `reveal` [B, k] bool says so. Return what `write` does."""
+        """Fix the tokens `chosen` [B, k] where `reveal` [B, k] bool is True. Return what `write` does."""
         self.block.revealed |= reveal
         return self.write(chosen, reveal, positions=self.block.positions)
 
     def settle(self) -> tuple[Tensor, Tensor | None]:
-        """Find how far the text goes without a gap, how much of it is certain, and which answers are whole. A second call
-        changes nothing. Return [B] bool, rows whose block is complete; and [B] bool, rows whose block has its first token and
-        all before it in the cache, or None where no row is exact."""
+        """Update the end of the text without a gap, the end of the final text, and which answers are complete.
+        Idempotent.
+
+        Returns:
+            [B] bool, rows whose block is complete; and [B] bool, rows whose block's first token is revealed with all
+            tokens before it in the cache, or None if no row is exact.
+        """
         block, answer, params = self.block, self.answer, self.params
-        # 1. Is the block whole, and does it end in an end-of-text?
+        # 1. Is the block complete, and does it contain an end-of-text?
         here, ends = self.tokens.gather(1, block.positions), params.ends
         is_end = here == ends if ends.shape[1] == 1 else (here[..., None] == ends[:, None]).any(dim=-1)
         first_stop = (block.positions + 1).where(is_end & block.revealed, NEVER).amin(dim=1)
@@ -251,7 +258,7 @@ class BatchState:
         gap = block.end[:, None].where(block.revealed, block.positions).amin(dim=1)
         end = torch.minimum(gap, block.needed_end)
         answer.stop_end = torch.where(first_stop <= end, end, answer.stop_end)
-        # 2. Is the answer whole? A draft is no part of it, for it may be wrong. Its first token is: it came from causal logits
+        # 2. Is the answer complete? A draft may be wrong, so only its first token counts: it came from causal logits
         certain, has_first = end, None
         if params.has_exact:
             has_first = block.revealed[:, 0] & (self.cache.committed == block.start)
@@ -264,41 +271,44 @@ class BatchState:
         return end == block.needed_end, has_first
 
     def advance(self, *, fuses_commit: bool = True) -> None:
-        """Finish rows whose answer is whole after a pass, and open the next block of rows that have finished theirs.
+        """Finish rows whose answer is complete after a pass, and open the next block of rows whose block is complete.
 
-        With `fuses_commit`, as in `next_end`, exact rows open a new block behind the draft as soon as the block's first token
-        is known, and the next pass checks the draft. Otherwise a block that is fed gets a separate pass first.
+        With `fuses_commit`, as in `next_end`, exact rows open a new block after the draft as soon as the draft's first
+        token is known, and the next pass checks the draft. Otherwise a block that is fed gets a separate pass first.
         """
         done, has_first = self.settle()
         if has_first is not None:
             submitted = has_first if fuses_commit else has_first & (done | (self.block.passes > 0) | self.is_causal)
             done = submitted if self.params.is_all_exact else torch.where(self.params.is_exact, submitted, done)
-        # The next block; after the answer's end, or where a draft ends the text, an empty one
+        # The next block is empty after the answer's end, or if a draft ends the text
         self._open_blocks(done | self.answer.finished, self.answer.text_end)
 
     def shorten_drafts(self, drafted: Sequence[int], fed: Sequence[int]) -> None:
-        """Shorten drafts before the next pass, and say how much of the blocks behind them it is fed. Of each row's drafted
-        tokens, `drafted` [B] are checked, not counting the first, which is right; -1 for all. `fed` [B] is as `fed_size`; -1 to
-        leave it as it is."""
+        """Shorten drafts before the next pass, and set how much of the next blocks it feeds.
+
+        Args:
+            drafted: [B], how many drafted tokens of each row are checked, not counting the first; -1 for all.
+            fed: [B], the new `fed_size` of each row; -1 to leave it unchanged.
+        """
         answer = self.answer
         requested = torch.tensor([drafted, fed], device=self.tokens.device)
         start = self.cache.committed + 1 + requested[0]
         is_cut = (requested[0] >= 0) & (start < answer.text_end)
         self.block.fed_size = torch.where(requested[1] >= 0, requested[1], self.block.fed_size)
-        answer.stop_end = torch.where(is_cut, self.params.limit, answer.stop_end)  # an end that is drafted no more
+        answer.stop_end = torch.where(is_cut, self.params.limit, answer.stop_end)  # a drafted end that was cut
         answer.text_end = torch.where(is_cut, start, answer.text_end)
         self._open_blocks(is_cut, start)
 
     def _open_blocks(self, rows: Tensor, start: Tensor) -> None:
-        """Place blocks of `rows` [B] bool at `start` [B], and clear what was revealed in them."""
+        """Place the blocks of `rows` [B] bool at `start` [B], and mask all their positions."""
         block = self.block
         self._place_blocks(rows, start)
         block.revealed = block.revealed.masked_fill(rows[:, None], False)
-        if self.params.has_exact:  # tokens drafted behind a gap, dropped or wrong are void
+        if self.params.has_exact:  # tokens that were drafted after a gap, cut or rejected
             self.tokens.scatter_(1, self.columns[-1].where(block.revealed, block.positions), self.params.mask_token)
 
     def _place_blocks(self, rows: Tensor, start: Tensor) -> None:
-        """Place blocks of `rows` [B] bool at `start` [B]. A block ends, at the latest, where the text does."""
+        """Place the blocks of `rows` [B] bool at `start` [B]. A block ends at `stop_end` at the latest."""
         block = self.block
         block.start = torch.where(rows, start, block.start)
         block.positions = block.start[:, None] + self.columns[: self.params.block_width]
@@ -306,19 +316,19 @@ class BatchState:
         block.needed_end = torch.where(rows, block.end, block.needed_end)
         block.passes = block.passes.masked_fill(rows, 0)
 
-    # Only what follows changes `committed`
+    # Only the following methods change `committed`
 
     def commit(self, ends: Tensor, *, has_prefill: bool = True) -> None:
-        """Count what a pass fed causally, up to `ends` [B], as committed. Only the count moves: the runner has written the keys
-        and values. `has_prefill`: whether any row was fed its prompt, or what was preempted."""
+        """Count what a pass fed causally, up to `ends` [B], as committed. The runner has already written the keys and
+        values. `has_prefill`: whether the pass was a prefill for any row."""
         cache = self.cache
         cache.committed = torch.maximum(cache.committed, torch.minimum(ends, self.block.start))
         if has_prefill:
             cache.prefilled = cache.prefilled | (cache.committed >= cache.prefill_end)
 
     def correct(self, rows: Tensor, positions: Tensor, *, has_token: Tensor) -> None:
-        """Begin a block at `positions` [B] of `rows` [B] bool, where drafts were wrong. Its first position has the right token
-        where `has_token` [B] bool says so. What comes before is committed."""
+        """Open a block at `positions` [B] in `rows` [B] bool, whose draft is wrong there. All before it is committed.
+        Where `has_token` [B] bool is True, the block's first token is revealed: the right one was written there."""
         self.cache.committed = torch.where(rows, positions, self.cache.committed)
         self.answer.stop_end = torch.where(rows, self.params.limit, self.answer.stop_end)
         self._place_blocks(rows, positions)
@@ -331,7 +341,7 @@ class BatchState:
 
     @torch.inference_mode()
     def preempt(self) -> None:
-        """Mark all rows' cache as lost. It is fed again before they continue."""
+        """Mark the cache of all rows as lost. It is computed again before they continue."""
         cache = self.cache
         held = torch.maximum(cache.committed, cache.prefill_end)
         cache.prefill_end = torch.where(cache.prefilled, held, cache.prefill_end)
@@ -339,10 +349,10 @@ class BatchState:
 
     # Rows that end
 
-    @torch.inference_mode()  # as the passes are that made these tensors: outside, they could not be changed in place
+    @torch.inference_mode()  # inference tensors can't be changed in place outside of it
     def finish(self, row: int, *, end: int | None = None) -> None:
-        """End a row's answer and its blocks at position `end`, past its last token, or else where it is. What failed behind it
-        does not count."""
+        """End a row's answer and blocks at position `end`, past its last token; by default where the answer ends now. A
+        failure after it is cleared."""
         answer, block, here = self.answer, self.block, self.rows == row
         end = int(answer.end[row]) if end is None else end
         answer.finished, answer.failed = answer.finished | here, answer.failed & ~here
@@ -361,5 +371,5 @@ class BatchState:
         return PassCounts(prefill=prefill, block=number - commit, commit=commit)
 
     def answer_of(self, row: int) -> Tensor:
-        """Return [n] the tokens of a row's answer that will not change, the end-of-text included."""
+        """Return [n] int64, the final tokens of a row's answer, the end-of-text included."""
         return self.tokens[row, self.params.rows[row].prompt_length : int(self.answer.end[row])]

@@ -1,1 +1,2 @@
-"""Run one pass of Algorithm 3: feed, logits, policy and choice, and absorb with the check of drafts."""
+"""One pass of Algorithm 3: its inputs, logits, choice of tokens, and the update of the state with the check of
+drafts."""

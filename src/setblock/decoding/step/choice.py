@@ -1,10 +1,9 @@
-"""Decide which positions a pass reveals in each row, and which tokens they get: g and p of Algorithm 3.
+"""The choice of positions that a pass reveals in each row, and of their tokens: g and p of Algorithm 3.
 
-Knows rows' terms, their samplers and what these remember, and how tokens are drawn. Knows nothing of what rows have become.
-
-A token is the most likely one at temperature 0, else a draw: Gumbel-max with noise that is a pure function of (seed, position,
-token id). So a request's tokens do not depend on what shares its batch, nor on how many passes its block takes. Which positions
-a pass reveals never depends on the noise, so a position's noise is independent of all it is conditioned on: the draw is exact.
+A token is the most likely one at temperature 0, otherwise a draw: Gumbel-max with noise that is a pure function of
+(seed, position, token id). So a request's tokens depend neither on the rest of its batch nor on how many passes its
+block takes. Which positions a pass reveals never depends on the noise, so a position's noise is independent of all that
+its token is conditioned on: the draw is exact.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from setblock.errors import SetBlockError
 
 
 class Policy:
-    """Hold the policy of the rows of a batch."""
+    """How the tokens of a batch's rows are chosen: logit rules, samplers, draws and constraints."""
 
     def __init__(
         self,
@@ -36,7 +35,6 @@ class Policy:
     ) -> None:
         settings = [each.settings for each in params]
         self.vocab_size, self._device = vocab_size, device
-        # What they ask of the logits, which positions are revealed, which tokens these get, and what may say what comes next
         self.rules = logit_rules(params, vocab_size=vocab_size, device=device)
         self.samplers = RowSamplers([each.sampler for each in settings], device=device)
         self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
@@ -46,7 +44,7 @@ class Policy:
     def joined(
         cls, parts: Sequence["Policy"], params: Sequence[RequestParams], rows: Sequence[int] | None = None
     ) -> "Policy":
-        """Return the rows of several policies in one, or `rows` of all these. They have these `params`."""
+        """Return one policy with the rows of several, or only `rows`, numbered over all parts; `params` are theirs."""
         constraints = joined_list([part.constraints.rows for part in parts], rows)
         policy = cls(params, constraints, vocab_size=parts[0].vocab_size, device=parts[0]._device)
         policy.samplers.memories = joined_list([part.samplers.memories for part in parts], rows)
@@ -57,7 +55,7 @@ class Policy:
 
 
 class RowSamplers:
-    """Hold one sampler for each row; rows of equal ones are asked together. None reveals all candidates."""
+    """One sampler for each row; rows with equal samplers are run together. None reveals all candidates."""
 
     def __init__(self, samplers: Sequence[Sampler | None], *, device: torch.device) -> None:
         different = [each for row, each in enumerate(samplers) if each not in samplers[:row]]
@@ -65,13 +63,20 @@ class RowSamplers:
         self._groups = [
             (sampler, rows, torch.tensor(rows, device=device)) for sampler, rows in zip(different, groups, strict=True)
         ]
-        # Of each row, what its sampler has left for the next pass: tensors [1, k, ...], none before it is asked
+        # For each row, its sampler's memory for the next pass: tensors [1, k, ...]; empty before the first call
         self.memories: list[Memory] = [{}] * len(samplers)
 
     def select(self, block: BlockView, *, passes: Tensor, is_wanted: Tensor) -> Selection:
-        """Ask each row's sampler, and keep what it remembers. Raise `SetBlockError` if one breaks the rule of `Selection`.
-        `block`: of all rows, without memory. `passes` [B] int64: how many have filled each row's block; where none, what was
-        remembered is forgotten. `is_wanted` [B] bool: rows of which the pass says anything; what others remember stays."""
+        """Run each row's sampler, and store its memory.
+
+        Args:
+            block: of all rows, without memory.
+            passes: [B] int64, how many passes have predicted each row's block. If none, its memory is cleared first.
+            is_wanted: [B] bool, rows of whose block the pass predicts something. The memory of others stays.
+
+        Raises:
+            SetBlockError: a sampler breaks the rule of `Selection`.
+        """
         if len(self._groups) == 1:
             sampler, everyone, _ = self._groups[0]
             return self._ask(sampler, everyone, block, passes, is_wanted)
@@ -100,11 +105,11 @@ class RowSamplers:
         selection = sampler.select(replace(block, memory=kept))
         if not isinstance(selection, Selection):
             raise SetBlockError(f"sampler {sampler} must return Selection(reveal), not a {type(selection).__name__}")
-        # The samplers of this package are not asked, since tests hold them to it: this waits for the device
+        # This check waits for the device. The samplers of this package are exempt: tests check them
         if not type(sampler).__module__.startswith("setblock.decoding."):
             chosen = selection.reveal & block.candidates
-            reveals_none = block.candidates.any(dim=1) ^ chosen.any(dim=1)  # such a row would decode for ever
-            if bool(reveals_none.any() | (selection.reveal ^ chosen).any()):  # or write over what is fixed
+            reveals_none = block.candidates.any(dim=1) ^ chosen.any(dim=1)  # such a row would never finish
+            if bool(reveals_none.any() | (selection.reveal ^ chosen).any()):  # or overwrite revealed tokens
                 raise SetBlockError(
                     f"sampler {sampler} must reveal at least one candidate of each row, and candidates only"
                 )
@@ -127,10 +132,10 @@ def _beside(each: Tensor, of_rows: Tensor) -> Tensor:
 
 
 class Draws(NamedTuple):
-    """Hold how each row of a batch draws its tokens. A bound is None where no row has it."""
+    """How each row of a batch draws its tokens. A bound is None if no row has it."""
 
     temperature: Tensor  # [B] float32, at least 0; 0 is exactly argmax (the smallest id of a tie)
-    top_k: Tensor | None  # [B] int64, V in rows that have none
+    top_k: Tensor | None  # [B] int64, V in rows without this bound
     top_p: Tensor | None  # [B] float32
     min_p: Tensor | None  # [B] float32
     seeds: Tensor  # [B] int64
@@ -157,8 +162,8 @@ def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: t
 
 
 def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tensor | None = None) -> Tensor:
-    """Return [B, k] int64, the token that is chosen for each of the absolute `positions` [B, k] int64 by its logits [B, k, V]
-    float32. `best` [B, k] int64 is the token of the greatest (the smallest id of a tie), where it is known already."""
+    """Return [B, k] int64, the token chosen at each of the absolute `positions` [B, k] int64 from its logits [B, k, V]
+    float32. `best` [B, k] int64: the most likely tokens (the smallest id of a tie), if they are known already."""
     greedy = most_likely(logits).token_ids if best is None else best
     if draws.is_greedy:
         return greedy
@@ -171,8 +176,8 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tens
 
 
 def cut(scaled: Tensor, draws: Draws) -> Tensor:
-    """Return logits [B, k, V] with -inf for tokens that top-k, then top-p, then min-p leave out; never the most likely one.
-    Of tokens exactly as likely as the last that top-k lets in, all stay; top-p takes those of smaller id first."""
+    """Return logits [B, k, V] with -inf for tokens that top-k, then top-p, then min-p exclude; never the most likely
+    one. Top-k keeps all tokens that are exactly as likely as its last one; top-p keeps those of smaller id first."""
     if draws.top_k is not None:
         rank = (draws.top_k - 1)[:, None, None].expand(*scaled.shape[:2], 1)
         least = scaled.sort(dim=-1, descending=True).values.gather(-1, rank)
@@ -191,7 +196,7 @@ def cut(scaled: Tensor, draws: Draws) -> Tensor:
 
 
 def keyed_uniform(*keys: Tensor) -> Tensor:
-    """Return float32 numbers in (0, 1) that depend only on the broadcast integer keys, by SplitMix64's mixing function."""
+    """Return float32 numbers in (0, 1) that depend only on the broadcast integer keys, mixed as in SplitMix64."""
     state = torch.zeros((), dtype=torch.int64, device=keys[0].device)
     for key in keys:
         state = _mix(state + key + _GOLDEN)
@@ -201,9 +206,9 @@ def keyed_uniform(*keys: Tensor) -> Tensor:
 
 
 def random_tokens(seeds: Tensor, positions: Tensor, *, vocab_size: int) -> Tensor:
-    """Return uniform noise [B, n], int64 token ids below `vocab_size`, for `positions` [B, n] of rows with `seeds` [B].
+    """Return uniformly random token ids [B, n] int64 below `vocab_size` for `positions` [B, n], by `seeds` [B] of rows.
 
-    A position's noise is the same in each pass and each batch, and independent of that which its token is drawn with.
+    They are the same in every pass and batch, and independent of the noise that the position's token is drawn with.
     """
     no_token = torch.full_like(positions, -1)
     return (keyed_uniform(seeds[:, None], positions, no_token) * vocab_size).long()
@@ -219,5 +224,5 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Shift the bits right logically: int64's own shift is arithmetic."""
+    """Return `z` shifted right logically: int64's own shift is arithmetic."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,17 +1,17 @@
-"""Plan the next pass, and build what it feeds from the state: the arguments x_<t ; x̂ of eq. 9.
+"""The schedules, plan and inputs of the next pass, built from the state: the arguments x_<t ; x̂ of eq. 9.
 
-Knows a state's tokens and positions. Knows nothing of models, nor of what is revealed next. The host reads from the device once
-for each pass: what `schedule_columns` returns. Nothing else here waits for the device or changes tokens.
+The host reads from the device once for each pass: the result of `schedule_columns`. Nothing else here waits for the
+device, and nothing here changes tokens.
 
-All passes of Algorithm 3 have one form: a row is fed `tokens[committed : end]`. Tokens before `block_start` run causally, the
-others as parts of the block. Rows of a batch may be in different passes. Where many share a machine, a prefill is cut into
-several.
+All passes of Algorithm 3 have one form: a row is fed `tokens[committed : end]`. Tokens before `block_start` run
+causally, the others as parts of the block. Rows of a batch may be in different kinds of passes. A long prefill is split
+over several passes.
 
-    prefill                  committed = 0, end = prefill_end                       the prompt
-    block pass               committed = block_start, end = block_end               k tokens
-    commit + first pass      committed = previous block's start, end = block_end    2k tokens
-    commit                   committed = previous block's start, end = block_start  k tokens, where the runner can't fuse
-    exact                    committed = draft's first token, end = block_end       the draft, checked, and a new block
+    prefill              committed = 0, end = prefill_end                       the prompt
+    block pass           committed = block_start, end = block_end               k tokens
+    commit + first pass  committed = previous block's start, end = block_end    2k tokens
+    commit               committed = previous block's start, end = block_start  k tokens, if the runner can't fuse it
+    exact                committed = draft's first token, end = block_end       the draft, checked, and a new block
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,16 @@ from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, R
 
 
 def next_schedules(state: BatchState, *, fuses_commit: bool) -> list[RowSchedule]:
-    """Return what the next full pass feeds each row; a finished row is fed nothing. Waits for the device."""
+    """Return what the next pass feeds each row with full drafts; nothing if finished. Waits for the device."""
     return [schedule_of(row) for row in schedule_columns(state, fuses_commit=fuses_commit, with_drafts=True).tolist()]
 
 
 def schedule_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool) -> Tensor:
-    """Return [B, 6] int64, the numbers from which `schedule_of` makes each row's schedule. Where drafts vary in length, it is
-    [B, 6 + 2 k] `with_drafts`: then the kinds of k drafted tokens, a copy's in the first one's place, and the tokens."""
+    """Return [B, 6] int64, the numbers from which `schedule_of` builds each row's schedule.
+
+    With `with_drafts`, and if drafts vary in length, it is [B, 6 + 2 k]: followed by the kinds of the k drafted tokens,
+    with the copy's kind in the first one's place, and by the tokens.
+    """
     end = state.next_end(fuses_commit=fuses_commit, commits_answers=True)
     cache, answer = state.cache, state.answer
     columns = (cache.committed, end, state.block.start, cache.prefill_end, answer.stop_end, answer.finished)
@@ -44,7 +47,7 @@ def schedule_columns(state: BatchState, *, fuses_commit: bool, with_drafts: bool
 
 
 def schedule_of(row: Sequence[int]) -> RowSchedule:
-    """Return the span that a row of `schedule_columns` describes."""
+    """Return the schedule that a row of `schedule_columns` describes."""
     start, end, block_start, prefill_end, stop_end, is_finished, *draft = row
     end = start if is_finished else end
     scheduled = RowSchedule(start, end, block_start, is_prefill=start < min(end, prefill_end), stop_end=stop_end)
@@ -57,11 +60,11 @@ def schedule_of(row: Sequence[int]) -> RowSchedule:
 def prompts_in_parts(
     schedules: Sequence[RowSchedule], params: Sequence[RequestParams], *, free_tokens: float | None
 ) -> list[RowSchedule]:
-    """Return the spans with no more of the prompts than one pass is fed, and nothing else. At least one feeds a prompt.
+    """Return the schedules of a prefill pass: parts of prompts, nothing for other rows. At least one has a prompt.
 
-    As long as any prompt has a whole part left, only whole parts are fed: a shorter one would be padded. Then,
-    where passes have padding, prompts of about one length are fed together, the longest first. `free_tokens`: what a further
-    pass costs, in tokens; None where passes have no padding.
+    As long as any prompt has a whole chunk left, only whole chunks are fed: a shorter one would be padded. After that,
+    if passes are padded, prompts of about the same length are fed together, the longest first. `free_tokens`: the cost
+    of another pass, in tokens; None if passes are not padded.
     """
     chunks = [each.settings.prefill_chunk or PROMPT_PART for each in params]
     prompts = [row for row, scheduled in enumerate(schedules) if scheduled.is_prefill]
@@ -80,10 +83,11 @@ def prompts_in_parts(
 
 
 def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
-    """Return how many of the longest prompts the next pass is best fed, if each pass pads them to the longest one of it.
-    `lengths`: their tokens, descending. `free_tokens`: what a further pass costs, in tokens."""
+    """Return how many of the longest prompts to feed in the next pass, so that all passes together cost least. Each
+    pass pads its prompts to the longest. `lengths`: in tokens, descending. `free_tokens`: the cost of another pass, in
+    tokens."""
     count, together = len(lengths), 0
-    costs = [0.0]  # of feeding the last 0, 1, 2, ...
+    costs = [0.0]  # of feeding the last 0, 1, 2, ... prompts
     for first in reversed(range(count)):
         cost, together = min(
             (free_tokens + lengths[first] * size + costs[count - first - size], size)
@@ -94,15 +98,15 @@ def _alike(lengths: Sequence[int], *, free_tokens: float) -> int:
 
 
 def schedules_ahead(schedules: Sequence[RowSchedule], params: Sequence[RequestParams]) -> list[RowSchedule]:
-    """Return the most that can be fed in the pass after the one that feeds `schedules`; no part of a prompt is among them.
-    What is really fed is less where a block is not done, and nothing where an answer has ended."""
+    """Return upper bounds on the schedules of the pass after the one that feeds `schedules`, without prompts. The pass
+    feeds less if a block is not complete, and nothing if an answer has ended."""
     ahead = []
     for scheduled, each in zip(schedules, params, strict=True):
         if each.settings.method == "ntp":
             end = min(scheduled.end + 1, each.limit - 1)  # an answer's last token is never fed
             bound = RowSchedule(scheduled.end, end, end, is_prefill=False)
         else:
-            # The block may be new, and the one before it be committed. Where a prompt ends, its pass may fill a block as well
+            # The block may be new, with the one before it to commit. A prompt's last pass may also fill a block
             size = each.block_size
             first, reach = (
                 (scheduled.end, scheduled.end + size) if scheduled.is_prefill else (scheduled.start, scheduled.end)
@@ -122,18 +126,24 @@ def plan_pass(
     is_ahead: bool = False,
     whole_blocks: bool = False,
 ) -> PassPlan:
-    """Return the plan of a runner's pass over `schedules`, at least one of which feeds something. Does not wait for the device.
-    `is_ahead`: whether the schedules are bounds, as `schedules_ahead` gives them. `whole_blocks`: whether all places of a block
-    may be filled, whatever is fed."""
+    """Return the plan of a runner's pass over `schedules`, at least one of which isn't empty. Doesn't wait for the device.
+
+    Args:
+        state: of the batch.
+        schedules: of each row.
+        runner: of the pass.
+        is_ahead: whether the schedules are upper bounds, from `schedules_ahead`.
+        whole_blocks: whether all places of a block may be revealed, however many are fed.
+    """
     fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
     queries = max(scheduled.tokens for scheduled in schedules)
     pairs = zip(schedules, state.params.rows, strict=True)
     checked = max((scheduled.drafted for scheduled, params in pairs if params.settings.method == "exact"), default=0)
     visible = max(schedules[row].end for row in fed)
-    whole_blocks = whole_blocks or is_ahead or state.params.has_sbd  # whose samplers remember all places
+    whole_blocks = whole_blocks or is_ahead or state.params.has_sbd  # its samplers' memories have all places
     width = state.params.block_width if whole_blocks else max(1, *(scheduled.in_block for scheduled in schedules))
     state.may_prefill = has_prefill = any(scheduled.is_prefill for scheduled in schedules)
-    fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have lengths of all kinds
+    fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have many different lengths
     is_fixed = fixed_keys is not None
     if fixed_keys is not None:
         queries, fixed_width, checked = fixed_sizes(state.params, queries)
@@ -179,10 +189,11 @@ def plan_pass(
 def _branch_sizes(
     schedules: Sequence[RowSchedule], params: Sequence[RequestParams], *, is_ahead: bool, room: int
 ) -> tuple[int, int]:
-    """Return the most branches of a row, and their tokens; 0 and 0 where there are none. A row may be fed `room` in them."""
+    """Return the most branches of a row, and the tokens of each; 0 and 0 if there are none. A row's branches have at
+    most `room` tokens in all."""
     count = size = 0
     for scheduled, row in zip(schedules, params, strict=True):
-        # Whether they pay is known only where passes are read before the next one
+        # Whether branches pay is known only if each pass is read before the next one
         places = scheduled.drafted if not is_ahead else 0 if row.adapts_drafts else row.block_size - 1
         wanted, tokens = (
             (scheduled.branches, scheduled.branch_size) if scheduled.branches >= 0 else (row.branches, row.block_size)
@@ -194,14 +205,14 @@ def _branch_sizes(
 
 
 def fixed_widths(params: BatchParams) -> list[int]:
-    """Return the tokens of a row in passes of few sizes: one or two blocks, and one token where no row may be fed more."""
+    """Return a row's sizes, in tokens, in passes of fixed shapes: one or two blocks; one token if none needs more."""
     size = params.block_width
     return sorted({size, 2 * size, *([1] if params.adapts_drafts and params.is_all_exact else [])})
 
 
 def row_widths(least: int, most: int, params: BatchParams, *, is_fixed: bool) -> list[int]:
-    """Return the tokens of a row that passes with padding may have: at least `least`, and of more than `most` none is of use.
-    `is_fixed`: whether passes have few sizes."""
+    """Return the sizes of a row, in tokens, that padded passes may have: at least `least`; more than `most` is of no
+    use. `is_fixed`: whether passes have fixed shapes."""
     if is_fixed:
         return [each for each in fixed_widths(params) if each >= least] or [least]
     return sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
@@ -211,7 +222,8 @@ _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192
 
 
 def fixed_sizes(params: BatchParams, queries: int) -> tuple[int, int, int]:
-    """Return sizes of which there are few: a row's tokens, the places of its block, the outputs that check a draft."""
+    """Return fixed sizes for a pass of `queries` tokens a row: the tokens, the places of its block, the outputs that
+    check a draft."""
     size, queries = params.block_width, next(each for each in fixed_widths(params) if each >= queries)
     is_single = queries < size
     width = 1 if is_single or params.is_all_causal else size
@@ -219,7 +231,7 @@ def fixed_sizes(params: BatchParams, queries: int) -> tuple[int, int, int]:
 
 
 def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
-    """Return the next pass's inputs, and the outputs at which it is read."""
+    """Return the next pass's inputs, and the outputs to read."""
     # 1. Tokens of the A rows that take part
     end, committed, block_start = (
         each[:, None] for each in (plan.ends, plan.of(state.cache.committed), plan.of(state.block.start))
@@ -231,7 +243,7 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
         is_real = positions < end
         positions = positions * is_real
 
-    # 2. The outputs that predict masked tokens of the block and, of exact rows, what is committed
+    # 2. The outputs that predict masked tokens of the block and, in exact rows, the draft to check
     of_block = [plan.of(each) for each in (state.block.positions, state.candidates(), state.params.shifts)]  # [A, k]
     if plan.width < state.params.block_width:
         of_block = [each[:, : plan.width] for each in of_block]  # [A, w]
@@ -245,7 +257,7 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
         target, source = torch.cat([target, checked], dim=1), torch.cat([source, checked - 1], dim=1)
         wanted = torch.cat([wanted, is_draft], dim=1)
     wanted = wanted & (source < end)
-    if plan.is_prefill is not None:  # a prompt has no draft to check, and one that is fed again predicts nothing new
+    if plan.is_prefill is not None:  # a prompt has no draft to check, and a repeated prefill predicts nothing new
         wanted &= ~(plan.is_prefill & plan.of(state.cache.prefilled))[:, None]
         wanted[:, plan.width :] &= ~plan.is_prefill[:, None]
     inputs = ModelInput(
@@ -268,7 +280,7 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
 
 
 def _with_branches(state: BatchState, inputs: ModelInput) -> ModelInput:
-    """Return a feed with a branch at each of the first places of the rows' drafts, as many as its plan has."""
+    """Return inputs with a branch at each of the first places of the rows' drafts, as many as the plan has."""
     plan = inputs.plan
     committed, limit, size = (
         plan.of(each)[:, None] for each in (state.cache.committed, state.params.limit, state.params.block_size)
@@ -293,7 +305,7 @@ def _with_branches(state: BatchState, inputs: ModelInput) -> ModelInput:
         positions=more(inputs.positions, positions),
         is_real=more(inputs.is_real, is_real),
         outputs=more(inputs.outputs, outputs),
-        wanted=more(inputs.wanted, is_real & (offsets > 0)),  # the check tells a branch's first token
+        wanted=more(inputs.wanted, is_real & (offsets > 0)),  # the check gives a branch's first token
         targets=more(inputs.targets, here),
         branch_starts=starts,
     )

@@ -1,7 +1,7 @@
-"""Read what a pass's logits say of each row (the values ẑ_t..ẑ_{t+k-1} and z_t of eq. 9), and apply what requests ask of them.
+"""The logits of a pass by row and position (ẑ_t..ẑ_{t+k-1} and z_t of eq. 9), and the rules of requests.
 
-Knows which output predicts which position, and one row of rules for each request. The order of rules is that of Transformers'
-`generate`: bias, repetition penalty, bans; temperature and the cuts of the distribution come after, in `choice`.
+The order of the rules is that of Transformers' `generate`: bias, repetition penalty, bans. Temperature, top-k, top-p
+and min-p come after, in `choice`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,18 @@ from setblock.model.protocol.runtime import ModelInput
 
 
 class MostLikely(NamedTuple):
-    """Hold the greatest logits [...] float32 and their tokens [...] int64, the smallest id of a tie."""
+    """The greatest logits [...] float32 and their tokens [...] int64, the smallest id of a tie."""
 
     logits: Tensor
     token_ids: Tensor
 
 
 def most_likely(logits: Tensor, *, in_pieces: bool = False) -> MostLikely:
-    """Return the greatest of logits [..., V] and its token. If any of them is not a number, the greatest
-    is not one either."""
+    """Return the greatest of logits [..., V] and its token. If any logit is NaN, so is the greatest."""
     size = logits.shape[-1]
     if not in_pieces or torch.compiler.is_compiling() or size < _PIECE or logits.numel() < _FEW * size:
         return MostLikely(*logits.max(dim=-1))
-    # On a CPU, `amax` takes a tenth of the time, so first the piece is found that has the greatest, then its place there
+    # On a CPU, `amax` takes a tenth of the time: find the piece with the greatest first, then its place in the piece
     whole = size - size % _PIECE
     greatest = logits[..., :whole].view(*logits.shape[:-1], -1, _PIECE).amax(dim=-1)
     if whole < size:
@@ -44,50 +43,51 @@ _PIECE, _FEW = 256, 8  # tokens; outputs for which so many operations take longe
 
 @dataclass(frozen=True)
 class Logits:
-    """Hold what a pass predicts for some positions of each row."""
+    """The logits that a pass gives for some positions of each row."""
 
-    logits: Tensor  # [B, m, V] float32; -inf for the mask token. Anything where not known
-    positions: Tensor  # [B, m] int64, the absolute positions they predict
+    logits: Tensor  # [B, m, V] float32; -inf for the mask token; arbitrary where not known
+    positions: Tensor  # [B, m] int64, the absolute positions that they predict
     known: Tensor  # [B, m] bool, where the logits are valid; False where a token is revealed already
-    best: MostLikely  # the most likely token of each position, found once: a vocabulary is long
-    # w. The first w positions are those of each row's block (ẑ), the others drafts that exact rows commit, but the first (z)
+    best: MostLikely  # the most likely token at each position, computed once: a vocabulary is long
+    # w. The first w positions are those of each row's block (ẑ). The others are drafts that exact rows commit, without
+    # the first token of each (z)
     width: int
-    branches: "Logits | None" = None  # what branches predict, [B, n c] in place of [B, m]
+    branches: "Logits | None" = None  # the logits of branches, with [B, n c] instead of [B, m]
 
     @property
     def is_finite(self) -> Tensor:
-        """Return [B, m] bool, where the logits are finite and leave a token to choose."""
+        """Where the logits are finite and leave a token to choose, [B, m] bool."""
         greatest = self.best.logits
-        return greatest - greatest == 0  # what is no number, or infinite, is not 0 when it is taken from itself
+        return greatest - greatest == 0  # NaN or infinity minus itself is NaN, not 0
 
     def with_logits(self, logits: Tensor) -> "Logits":
-        """Return the same positions with other logits."""
+        """Return a copy with other logits for the same positions."""
         return replace(self, logits=logits, best=most_likely(logits))
 
     @property
     def block(self) -> "Logits":
-        """Return the logits of the block. A pass that only commits knows none."""
+        """The logits of the block. None of them are known in a pass that only commits."""
         return self.changed(lambda each: each[:, : self.width], width=self.width)
 
     @property
     def checked(self) -> "Logits | None":
-        """Return the logits that check drafts; None where no row commits more than its first token."""
+        """The logits that check drafts; None if no row commits more than its first token."""
         return self.changed(lambda each: each[:, self.width :], width=0) if self.known.shape[1] > self.width else None
 
     def changed(self, change: Callable[[Tensor], Tensor], *, width: int) -> "Logits":
-        """Return what `change` makes of each of their tensors."""
+        """Return a copy with `change` applied to each tensor, and with another `width`."""
         best = MostLikely(*map(change, self.best))
         return Logits(change(self.logits), change(self.positions), change(self.known), best, width)
 
     def branch(self, place: Tensor, *, size: int) -> "Logits":
-        """Return the logits of one branch of each row, of `size` tokens: of that at `place` [B] of the draft."""
+        """Return the logits of one branch of each row, of `size` tokens: the one at `place` [B] of the draft."""
         assert self.branches is not None
         columns = place[:, None] * size + torch.arange(size, device=place.device)
         rows = torch.arange(len(place), device=place.device)[:, None]
         return self.branches.changed(lambda each: each[rows, columns], width=size)
 
     def with_block(self, rows: Tensor, block: "Logits") -> "Logits":
-        """Return them with another block in `rows` [B] bool, of at most w tokens; no more are known of it."""
+        """Return a copy with another block, of at most w tokens, in `rows` [B] bool. Further places become unknown."""
 
         def put(whole: Tensor, part: Tensor) -> Tensor:
             first = torch.where(rows.view(-1, *[1] * (whole.dim() - 1)), part, whole[:, : block.width])
@@ -104,15 +104,17 @@ class Logits:
 
 
 def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits:
-    """Return what the logits of a feed predict: all outputs' [A, w + m, V], or those of the M that are wanted [M, V].
+    """Return the logits of a pass by row and position, from those of all outputs [A, w + m, V] or of the M wanted ones
+    [M, V].
 
-    The state, unchanged since the feed was made, keeps the causal logits of a block's first token for later passes.
+    The state must not have changed since `inputs` were prepared. It keeps the causal logits of a block's first token
+    for later passes.
     """
     plan, size = inputs.plan, inputs.plan.width
     if state.params.mask_token != NO_TOKEN:
         logits[..., state.params.mask_token].fill_(-torch.inf)  # a mask is never an answer
     best = most_likely(logits, in_pieces=not state.params.waits)
-    if logits.dim() == 2:  # `best` was found in the wanted ones alone
+    if logits.dim() == 2:  # of the wanted outputs only
         logits, best = inputs.spread(logits), MostLikely(inputs.spread(best.logits), inputs.spread(best.token_ids))
 
     branches, own = None, size + plan.checked
@@ -135,7 +137,7 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
     wanted, target = inputs.wanted[:, :own], inputs.targets[:, :own]
-    if plan.is_prefill is not None or not plan.fuses_commit:  # else all that is wanted
+    if plan.is_prefill is not None or not plan.fuses_commit:  # otherwise all wanted outputs
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
             predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.params.prompt_length)))
@@ -147,37 +149,38 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
 
 class Certainty(NamedTuple):
-    """Hold how certain a model is of tokens [B, n]: the entropy, in nats, and the probability of the most likely one."""
+    """The entropy [B, n] float32, in nats, and the probability of the most likely token [B, n] float32."""
 
     entropy: Tensor
     confidence: Tensor
 
 
 def certainty_of(logits: Tensor, greatest: Tensor, candidates: Tensor, *, in_tiles: bool = True) -> Certainty:
-    """Return the certainty of logits [B, k, V] whose greatest values are given. Only candidates have meaningful values.
-    `in_tiles`: whether to read a few at a time, which is faster on a CPU and has the host read which."""
+    """Return the certainty of logits [B, k, V], given their `greatest` [B, k]. Only `candidates` [B, k] bool have
+    meaningful values. `in_tiles`: whether to read a few logits at a time, which is faster on a CPU but makes the host
+    read `candidates`."""
     if not in_tiles or torch.compiler.is_compiling():
         probs = logits.softmax(dim=-1)
         return Certainty(torch.special.entr(probs).sum(dim=-1), probs.amax(dim=-1))
     if logits.numel() <= _FEW_NUMBERS:
         found = _tiled_certainty(logits, greatest)
     else:
-        # Arithmetic is slow on a CPU, and reading a value is not. The temporaries of a tile stay in the caches. Those of a
-        # whole vocabulary would be memory that is asked of the system anew each time, which takes longer than the arithmetic.
+        # On a CPU, reading candidates is cheaper than computing all. The temporaries of a tile stay in the caches. Those
+        # of a whole vocabulary would be allocated anew each time, which takes longer than the arithmetic.
         found = Certainty(torch.empty_like(greatest), torch.empty_like(greatest))
         for few in torch.split(candidates.nonzero(), _TILE_ROWS):
             here = few.unbind(dim=1)
             found.entropy[here], found.confidence[here] = _tiled_certainty(logits[here], greatest[here])
-    # The rest as if sure, so that they don't depend on how many rows there are
+    # Others get the values of a sure token, so that they don't depend on the number of rows
     return Certainty(found.entropy.where(candidates, 0), found.confidence.where(candidates, 1))
 
 
 def _tiled_certainty(logits: Tensor, greatest: Tensor) -> Certainty:
-    """Return the certainty of logits [..., V] whose greatest values are given, reading `_TILE_COLUMNS` tokens at a time. On a
-    CPU this takes less time than a pass over all for each operation.
+    """Return the certainty of logits [..., V], given their `greatest` [...], reading `_TILE_COLUMNS` tokens at a time.
+    On a CPU this is faster than running each operation over the whole vocabulary.
 
-    With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability 1 / Z. A
-    vocabulary is long, and reading it is most of decoding's own work. So it is read as few times as can be.
+    With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability
+    1 / Z.
     """
     total, product = torch.zeros_like(greatest), torch.zeros_like(greatest)
     for tile in torch.split(logits, _TILE_COLUMNS, dim=-1):
@@ -192,20 +195,20 @@ _NEVER = -1e4  # exp of it is 0; of a banned token's -inf, w d would not be a nu
 
 
 _TILE_ROWS, _TILE_COLUMNS = 4, 65536  # a megabyte
-_FEW_NUMBERS = _TILE_ROWS * _TILE_COLUMNS  # of a tile: so many are read at once, candidates or not
+_FEW_NUMBERS = _TILE_ROWS * _TILE_COLUMNS  # of a tile: up to so many are computed at once, candidates or not
 
 
 @dataclass(frozen=True)
 class LogitRules:
-    """Hold the rules of a batch; each is None where no request of the batch has it."""
+    """The logit rules of a batch. Each is None if no request has it."""
 
     bias: Tensor | None  # [B, V] float32, added; -inf for banned tokens
     penalty: Tensor | None  # [B] float32, the repetition penalty
     ends: Tensor | None  # [B, V] bool, tokens that end a row's answer
-    first_end: Tensor | None  # [B] int64, the first position at which they may stand
+    first_end: Tensor | None  # [B] int64, the first position at which they are allowed
 
     def apply(self, state: BatchState, given: Logits) -> Logits:
-        """Return the logits that tokens are chosen from, of the model's own; the same object where there are no rules."""
+        """Return the logits that tokens are chosen from, given the model's own; the same object without rules."""
         logits, positions = given.logits, given.positions[..., None]
         if self.bias is not None:
             logits = logits + self.bias[:, None]
@@ -219,7 +222,7 @@ class LogitRules:
 
 
 def logit_rules(params: Sequence[RequestParams], *, vocab_size: int, device: torch.device) -> LogitRules:
-    """Return the rules of a batch of requests."""
+    """Return the logit rules of a batch of requests."""
     settings, bias, is_end, first_end = [each.settings for each in params], None, None, None
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
@@ -239,13 +242,13 @@ def logit_rules(params: Sequence[RequestParams], *, vocab_size: int, device: tor
 
 
 def unless_all(values: Sequence[float], off: float, device: torch.device) -> Tensor | None:
-    """Return the values [B] float32 of rows, or None where all of them are `off`."""
+    """Return the values as a tensor [B] float32, or None if all of them are `off`."""
     return None if all(value == off for value in values) else torch.tensor(values, device=device, dtype=torch.float32)
 
 
 def _first_seen(state: BatchState, vocab_size: int) -> Tensor:
-    """Return the position [B, V] at which each token first occurs. Revealed tokens of a block are seen by all of the
-    block; but in exact rows not by its first position, where the token is next-token decoding's."""
+    """Return [B, V] int64, the position at which each token first occurs. All positions of a block see its revealed
+    tokens, except the first position in exact rows, whose token is next-token decoding's."""
     positions, start = state.columns.expand_as(state.tokens), state.block.start[:, None]
     column = (positions - start).clamp(0, state.params.block_width - 1)
     in_block = (positions >= start) & (positions < state.block.end[:, None]) & state.block.revealed.gather(1, column)

@@ -1,20 +1,22 @@
-"""Run one step of decoding: Algorithms 2 and 3 of the paper over a batch of independent rows.
+"""The update of a state after a forward pass: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-    while rows are not finished:                                                   StaticBatch.steps of batch.py
-        feed = prepare_inputs(state, plan)                    x_<t ; x̂                  inputs.py
-        logits = runner.logits(feed)                     ẑ, z            eq. 9     the model's runner
-        step = absorb(state, feed, logits, policy)       reveal some               here; eq. 8 is samplers/entropy_bounded.py
+    while rows are not finished:                                            StaticBatch.steps of batch.py
+        inputs = prepare_inputs(state, plan)             x_<t ; x̂           inputs.py
+        logits = runner.logits(inputs)                   ẑ, z      eq. 9    the model's runner
+        step = update(state, inputs, logits, policy)     reveal some        here; eq. 8: samplers/entropy_bounded.py
 
-Knows the order: check what was committed, reveal what the sampler says, open the next block. Knows nothing of models or text.
+An update checks what the pass committed, reveals what the sampler selects, and opens the next block.
 
-In exact mode the pass that commits a block also checks it (`check_drafts`). It runs the draft causally, so its outputs are the
-logits that next-token decoding would have seen. The check keeps the longest prefix of the draft that next-token decoding would
-have chosen, too. At the first wrong token it takes next-token decoding's choice, and drops the rest of the draft with what the
-pass did for the next block. Where the whole draft is right, nothing is lost: the next block's first pass is done.
+In exact mode the pass that commits a block also checks it (`check_drafts`). It runs the draft causally, so its outputs
+are the logits that next-token decoding would have seen. The check keeps the longest prefix of the draft that next-token
+decoding would also have chosen. At the first wrong token it takes next-token decoding's choice, and drops the rest of
+the draft and what the pass predicted for the next block. If the whole draft is right, the pass was also the first one
+of the next block.
 
-Next-token decoding's choice is a function of the causal logits and, at a temperature above 0, of noise that depends on the
-seed, the position and the token id alone (`choice`). The draft is made with the same noise, but a draft only decides how many
-tokens a pass yields, never which. So the output is what `ntp` gives for the same seed, at any temperature; see docs/exact.md.
+Next-token decoding's choice is a function of the causal logits and, at a temperature above 0, of noise that depends
+only on the seed, the position and the token id (`choice`). The draft is made with the same noise, but it only decides
+how many tokens a pass yields, never which. So the output is that of `ntp` with the same seed, at any temperature; see
+docs/exact.md.
 """
 
 from dataclasses import dataclass, replace
@@ -40,65 +42,66 @@ from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, ident
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Hold what one forward pass did. B rows, k the largest block size; all tensors [B, k] unless said otherwise."""
+    """The result of one forward pass. B rows, k the largest block size; tensors are [B, k] unless stated."""
 
-    reading: "Reading"  # what it predicted
+    reading: "Reading"  # what the pass predicted
     positions: Tensor  # int64, absolute, of the block
-    token_ids: Tensor  # int64, the tokens chosen for them
+    token_ids: Tensor  # int64, the tokens chosen at `positions`
     revealed: Tensor  # bool, positions that this pass revealed
-    # [B, k + m] float32, nats, of the distributions at the k positions, then at the m that were checked
+    # [B, k + m] float32, nats, of the distributions at the k positions, then at the m checked ones
     entropy: Tensor
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Hold what a pass predicts, before any token is revealed. Shapes as in `StepOutput`."""
+    """What a pass predicts, before any token is revealed: w places of the block and m checked tokens of a draft."""
 
     plan: PassPlan
-    given: Logits  # the model's
-    block: Logits  # those that the block's tokens are chosen from
-    certainty: Certainty  # of the distributions of the block's first w places; then of those where a draft was checked
+    given: Logits  # the model's own
+    block: Logits  # the logits that the block's tokens are chosen from
+    certainty: Certainty  # [B, w + m], of the distributions at the block's first w places, then at the m checked tokens
     known: Tensor  # [B, w + m] bool, where `certainty` counts: `candidates`, then `check.replaced`
-    is_wanted: Tensor  # [B] bool, rows whose sampler is asked: the pass predicts something of their block
+    is_wanted: Tensor  # [B] bool, rows whose sampler is called: the pass predicts some of their block
     candidates: Tensor  # [B, w] bool, masked positions that may be revealed
     is_prefill: Tensor  # [B] bool, rows that were fed their prompt, or a part of it
     took_part: Tensor  # [B] bool, rows that were in the pass
-    # [B] bool, rows whose previous tokens the pass wrote to the cache causally (never so in the prefill)
+    # [B] bool, rows whose earlier tokens the pass wrote to the cache causally; never in the prefill
     is_commit: Tensor
-    check: "Check | None"  # what became of the drafts that the pass committed; None where it committed none
+    check: "Check | None"  # the result for the drafts that the pass committed; None if there are none
     since: Tensor  # [B] int64, where answers ended before the pass
 
 
 def update(
     state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy, *, compiled: Compile = identity
 ) -> StepOutput:
-    """Apply a pass to the state: check, reveal, and move to the next block. Needs inference mode.
+    """Apply a pass to the state: check drafts, reveal tokens, and move to the next block. Needs inference mode.
 
-    The prefill reveals a token too where the block's first token comes from the causal logit: it is known then.
+    The prefill also reveals a token if the block's first token comes from the causal logits, which it has.
 
     Args:
-        feed: of `prepare_inputs`; the state has not changed since.
-        logits: [A, m, V] float32, of the outputs that the feed wants. Written to.
-        policy: its samplers remember the pass.
+        state: of the batch; updated in place.
+        inputs: of `prepare_inputs`; the state must not have changed since.
+        logits: [A, m, V] float32, of the outputs that `inputs` wants. Written to.
+        policy: of the batch; its samplers' memories are updated.
         compiled: compiles functions of tensors of fixed shapes, if the runner does.
     """
     constrained = None
-    if policy.constraints.constrained:  # they are asked on the host, which nothing compiled can do
+    if policy.constraints.constrained:  # constraints run on the host, outside of compiled code
         compiled = identity
-    # 1. What the pass committed is in the cache; it may be a draft, which is checked
+    # 1. Check what the pass committed, which may be a draft
     reading = compiled(read_pass)(state, inputs, logits, policy)
     if policy.constraints.constrained:
         reading, constrained = _constrained(state, reading, policy)
-    # 2. Reveal what the sampler says
+    # 2. Select the positions to reveal
     width = inputs.plan.width
     entropy, confidence = (each[:, :width] for each in reading.certainty)
     revealed = state.block.revealed if width == state.params.block_width else state.block.revealed[:, :width]
-    if width == 1 and not state.params.has_sbd:  # one place of exact rows is next-token decoding's
+    if width == 1 and not state.params.has_sbd:  # exact rows always reveal the first place
         selection = Selection(reading.candidates)
     else:
         block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
         selection = policy.samplers.select(block, passes=state.block.passes, is_wanted=reading.is_wanted)
-    # 3. On to the next block, or to the end
+    # 3. Reveal them, and move to the next block or to the end
     step: StepOutput = compiled(write_pass)(state, reading, selection, policy, constrained)
     if state.record is not None and state.params.num_alternatives is not None:
         _keep_logprobs(state.record, step, state.params.num_alternatives)
@@ -108,7 +111,7 @@ def update(
 
 
 def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy) -> Reading:
-    """Check what was committed, and find what may be revealed. Nothing here waits for the device."""
+    """Check what was committed, and return what may be revealed. Doesn't wait for the device."""
     plan, since = inputs.plan, state.answer.end
     ends = plan.put(plan.ends)
     is_prefill = state.nobody if plan.is_prefill is None else plan.put(plan.is_prefill)
@@ -134,7 +137,7 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
             predicted, usable = predicted | drafted, usable | drafted
     usable = predicted & usable
     broken = predicted != usable
-    if state.params.is_all_exact:  # next-token decoding would have seen the first token's logits, not those of a draft
+    if state.params.is_all_exact:  # next-token decoding sees the first token's logits, but not a draft's
         broken = broken[:, :1]
     elif state.params.takes_next is not None:
         broken = broken & (state.params.takes_next[:, : given.width] | ~state.params.is_exact[:, None])
@@ -158,10 +161,10 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
 
 
 def _constrained(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, ConstrainedBlock]:
-    """Return a reading of what constraints allow only."""
+    """Return the reading with only what constraints allow, and the constrained block."""
     if reading.check is not None:
         state.settle()
-        policy.constraints.update(state)  # drafts that were wrong; answers that end with what was right
+        policy.constraints.update(state)  # with rejected drafts, and answers that end with an accepted one
     candidates = reading.candidates & ~state.answer.finished[:, None]
     constrained = constrained_block(state, reading.block, candidates, policy.constraints, draws=policy.draws)
     best = constrained.logits.best.logits
@@ -176,8 +179,8 @@ def _constrained(state: BatchState, reading: Reading, policy: Policy) -> tuple[R
 def write_pass(
     state: BatchState, reading: Reading, selection: Selection, policy: Policy, constrained: ConstrainedBlock | None
 ) -> StepOutput:
-    """Reveal what a sampler says, and open the next block. In exact mode, also reveal each block's first token at once: it is
-    next-token decoding's. Without a guided block, nothing here waits for the device."""
+    """Reveal what a sampler selected, and open the next block. In exact mode, always reveal a block's first token: it
+    is next-token decoding's. Waits for the device only with a constrained block."""
     block, width, params = reading.block, reading.candidates.shape[1], state.params
     reveal, changed = selection.reveal, selection.logits
     if params.takes_next is not None:
@@ -193,10 +196,10 @@ def write_pass(
     if reading.plan.is_prefill is not None:
         is_wanted = is_wanted & ~reading.is_prefill
     state.block.passes = state.block.passes + is_wanted
-    if constrained is not None or params.copies_drafts:  # the model may not have predicted what is forced or copied
+    if constrained is not None or params.copies_drafts:  # forced and copied tokens may have no prediction
         entropy = entropy.masked_fill(~reading.known, 0)
     kinds = kinds_of(confidence[:, :width], params.confidences) if params.adapts_drafts else None
-    if width < params.block_width:  # what is not fed may be copied
+    if width < params.block_width:  # places that were not fed may be copied
         more = (0, params.block_width - width)
         chosen, reveal, kinds = pad(chosen, more), pad(reveal, more), None if kinds is None else pad(kinds, more)
         entropy = torch.cat([pad(entropy[:, :width], more), entropy[:, width:]], dim=1)
@@ -208,7 +211,7 @@ def write_pass(
             copied = constrained_copies(state, draft, copied, policy.constraints, vocab_size=policy.vocab_size)
         if kinds is not None:
             is_copied = copied.reveal & ~reveal
-            is_copied[:, 0] = True  # the first token is certain: its place says whether there is a copy
+            is_copied[:, 0] = True  # the first token is never copied: its place says whether there is a copy
             kinds = torch.where(is_copied, copy_kinds, kinds)
         chosen, reveal = copied
     if kinds is not None:
@@ -223,7 +226,7 @@ def write_pass(
 
 
 def _count(record: Record, step: StepOutput, at: Tensor) -> None:
-    """Add a pass to what is recorded; its block's tokens stand `at` [B, k]."""
+    """Add a pass to the record. `at` [B, k] int64: the positions to which its block's tokens were written."""
     read = step.reading
     if read.plan.is_prefill is not None:
         record.prefill += read.is_prefill
@@ -235,7 +238,7 @@ def _count(record: Record, step: StepOutput, at: Tensor) -> None:
         drafted = check.known.sum(dim=1)
         record.drafted += drafted
         record.accepted += torch.minimum(drafted, check.first_wrong)
-        # Each column is there once, but for the last, which nobody reads
+        # Columns are unique, except the last, which is never read
         nowhere = record.revealing.shape[1] - 1
         at = torch.cat([at, check.positions.where(check.replaced, nowhere)], dim=1)
     record.revealing.scatter_(1, at, record.number[:, None].expand_as(at))
@@ -243,14 +246,14 @@ def _count(record: Record, step: StepOutput, at: Tensor) -> None:
 
 
 def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
-    """Record how likely the tokens of a pass were, with that many alternatives."""
+    """Record the log-probabilities of a pass's tokens and of the `alternatives` most likely ones."""
     read = step.reading
     block, checked, check = read.given.block, read.given.checked, read.check
-    told = [(block, step.revealed[:, : block.known.shape[1]], step.token_ids)]
+    groups = [(block, step.revealed[:, : block.known.shape[1]], step.token_ids)]
     if checked is not None and check is not None:
-        told.insert(0, (checked, check.accepted | check.replaced, check.token_ids))
-    for logits, where, token_ids in told:
-        rows, columns = (where & logits.known).nonzero(as_tuple=True)  # what a grammar forces may have no logits
+        groups.insert(0, (checked, check.accepted | check.replaced, check.token_ids))
+    for logits, where, token_ids in groups:
+        rows, columns = (where & logits.known).nonzero(as_tuple=True)  # a token forced by a grammar may have no logits
         positions = logits.positions[rows, columns]
         log_probs = logits.logits[rows, columns].log_softmax(dim=-1)  # [N, V]
         record.logprob[rows, positions] = log_probs.gather(1, token_ids[rows, columns, None])[:, 0]
@@ -265,9 +268,12 @@ def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
 def _at_branch(
     state: BatchState, plan: PassPlan, given: Logits, shaped: Logits, rules: LogitRules, check: "Check"
 ) -> tuple[Logits, Logits, Tensor]:
-    """Return the logits of a pass with those of a branch as the block's, where a draft was wrong and there is one: the model's,
-    those that tokens are chosen from, and [B, w] bool, which places of the block the branch predicts. What is not finite there
-    drafts nothing."""
+    """Return the logits of a pass with a branch's as the block's, in rows whose draft was wrong at a branch.
+
+    Returns:
+        The model's logits; those that tokens are chosen from; and [B, w] bool, the places of the block that the branch
+        predicts with finite logits.
+    """
     rows = check.rejected & ~check.failed & (check.first_wrong < state.params.branches.clamp(max=plan.branches))
     branch = given.branch(check.first_wrong.clamp(max=plan.branches - 1), size=plan.branch_size)
     ruled = rules.apply(state, branch)
@@ -278,19 +284,19 @@ def _at_branch(
 
 @dataclass(frozen=True)
 class Check:
-    """Hold the result of checking the drafts that a pass committed."""
+    """The result of checking the drafts that a pass committed."""
 
     positions: Tensor  # [B, m] int64, absolute
-    token_ids: Tensor  # [B, m] next-token decoding's choices there
-    known: Tensor  # [B, m] bool, which of them were checked
-    first_wrong: Tensor  # [B] the first column where the draft is rejected; m where there is none
-    replaced: Tensor  # [B, m] bool, that column, if its logits are finite: it has next-token decoding's token now
-    rejected: Tensor  # [B] bool, rows whose draft was cut
-    failed: Tensor  # [B] bool, those of them whose logits are not finite in that column
+    token_ids: Tensor  # [B, m] int64, next-token decoding's choices there
+    known: Tensor  # [B, m] bool, positions that were checked
+    first_wrong: Tensor  # [B] int64, the first column where the draft is wrong; m if there is none
+    replaced: Tensor  # [B, m] bool, `first_wrong` if its logits are finite: it has next-token decoding's token now
+    rejected: Tensor  # [B] bool, rows whose draft was wrong somewhere
+    failed: Tensor  # [B] bool, rejected rows whose logits are not finite at `first_wrong`
 
     @property
     def accepted(self) -> Tensor:
-        """Return [B, m] bool, where the draft was right."""
+        """Columns where the draft was right, [B, m] bool."""
         columns = torch.arange(self.known.shape[1], device=self.known.device)
         return (columns < self.first_wrong[:, None]) & self.known
 
@@ -298,8 +304,14 @@ class Check:
 def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
     """Compare drafts with next-token decoding, and correct the state where they differ.
 
-    A draft's first token is not checked: it came from a causal logit, and so is right. `checked` are the logits that tokens are
-    chosen from, and `is_finite` [B, m] bool says where they are. Next-token decoding never has those behind a wrong token.
+    A draft's first token is not checked: it came from causal logits, so it is right. Logits after a wrong token are
+    ignored: next-token decoding would not have them.
+
+    Args:
+        state: of the batch; corrected in place.
+        checked: the logits [B, m, V] that tokens are chosen from.
+        is_finite: [B, m] bool, where they are finite.
+        draws: how each row draws its tokens.
     """
     best = checked.best.token_ids
     chosen = choose_tokens(checked.logits, draws, positions=checked.positions, best=best)  # [B, m]
@@ -311,7 +323,7 @@ def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws
     rejected, replaced = first_wrong < count, (columns == first_wrong[:, None]) & is_finite
     has_token = replaced.any(dim=1)
 
-    state.write(chosen, checked.known, positions=checked.positions)  # tokens behind the first wrong one are void
+    state.write(chosen, checked.known, positions=checked.positions)  # tokens after the first wrong one are ignored
     state.correct(rejected, checked.positions[:, 0] + first_wrong, has_token=has_token)
     failed = rejected != has_token
     return Check(checked.positions, chosen, checked.known, first_wrong, replaced, rejected, failed)

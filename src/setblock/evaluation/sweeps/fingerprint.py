@@ -1,7 +1,4 @@
-"""Compute fingerprints, which change when a model, a task or the code changes, and at no other time.
-
-Also what a measurement was made on. Knows nothing of results.
-"""
+"""Fingerprints of a model, a task and the code, which change only when these change, and the provenance of a measurement."""
 
 import hashlib
 import json
@@ -31,8 +28,8 @@ _PACKAGE = Path(setblock.__file__).parent
 
 
 def model_fingerprint(model: SBDModel | LanguageModel) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD config, calibrations left out:
-    they change no answer that is asked for in full. Of a model that another runtime reads from one file, that of the file."""
+    """Return 16 hexadecimal digits of the SHA-256 of weights, config, tokenizer and SBD config. Calibrations are left out: they
+    change no answer whose settings are all given. For a model that another runtime reads from one file, hash the file."""
     if not isinstance(model, SBDModel):
         with Path(model.path).open("rb") as file:  # type: ignore[attr-defined]
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -43,8 +40,8 @@ def model_fingerprint(model: SBDModel | LanguageModel) -> str:
     tokenizer = model.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     words = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    told = [config, sbd_config, words, tokenizer.chat_template, model.quantization]
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    parts = [config, sbd_config, words, tokenizer.chat_template, model.quantization]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, tensor in _tensors(model.model):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         for part in _plain_parts(tensor):
@@ -53,7 +50,7 @@ def model_fingerprint(model: SBDModel | LanguageModel) -> str:
 
 
 def task_identity(task: Task[Any], examples: Sequence[Example], *, split: str, seed: int) -> dict[str, Any]:
-    """Return a task's name, which examples of it, how many, and 16 digits of the SHA-256 of their questions."""
+    """Return a task's name, split, seed and number of examples, and 16 digits of the SHA-256 of their questions."""
     return {
         "name": task.name,
         "options": {"split": split, "seed": seed},
@@ -92,7 +89,7 @@ def provenance(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield what `state_dict` holds, sorted by name. Prepacked weights are made plain one at a time, not all together."""
+    """Yield the entries of `state_dict`, sorted by name. Prepacked weights are unpacked one at a time, not all together."""
     modules = {f"{name}." if name else "": module for name, module in model.named_modules(remove_duplicate=False)}
     stored = {
         f"{prefix}{name}": (prefix, module)
@@ -125,8 +122,8 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit, or None where the package is not under git, as when it is installed, or git is not there."""
-    # The file is what another repository around the package has not
+    """Return the commit, or None if the package is not under git (when it is installed) or git is missing."""
+    # Another repository around the package does not have this file
     requested = ["git", "rev-parse", "HEAD", "HEAD:./__init__.py"]
     try:
         done = subprocess.run(requested, cwd=_PACKAGE, capture_output=True, text=True, check=True)
@@ -137,5 +134,5 @@ def _commit() -> str | None:
 
 def _processor() -> str:
     information = Path("/proc/cpuinfo")
-    told = re.search(r"^model name\s*: (.*)", information.read_text(), re.MULTILINE) if information.exists() else None
-    return told[1].strip() if told else platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*: (.*)", information.read_text(), re.MULTILINE) if information.exists() else None
+    return found[1].strip() if found else platform.processor() or platform.machine()

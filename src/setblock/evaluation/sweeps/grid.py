@@ -1,7 +1,4 @@
-"""Turn lists of values into the operating points of a sweep.
-
-Knows names and values. Knows nothing of models, beyond what a point leaves to one: its block size.
-"""
+"""Grids of values, and the operating points of a sweep that they give. A point may leave its block size to the model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -17,10 +14,10 @@ from setblock.model.sbd_model import SBDModel
 from setblock.yaml_loader import read_yaml
 
 Grid = Mapping[str, Sequence[Any]]
-"""A key and its values each; the grid is their product."""
+"""The values of each key; the grid is their product."""
 
 DEFAULT_SAMPLER = name_of(sampler_for(DecodingSettings(method="sbd")))
-"""Whose hyperparameters are meant where no sampler is named."""
+"""The sampler that hyperparameters belong to if no sampler is named."""
 
 METHODS: tuple[Method, ...] = ("sbd", "exact")
 _KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name != "sampler"}
@@ -28,9 +25,9 @@ _KINDS: dict[str, Any] = {name: SETTINGS[name].type for name in POINT if name !=
 
 def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[str, Sequence[Any]]) -> list[Grid]:
     """Return the grids that the command line asks for: one for each of the `samplers` in method `sbd`, one for method `exact`.
-    The `values` of a setting of a point, such as `block_size`, hold for every grid that has it; those of a hyperparameter, for
-    every sampler that has it. A sampler whose hyperparameters get no values is swept along its dial. Raise `ParameterError` if
-    a name is unknown, or a key fits nothing that is swept."""
+    The `values` of a setting such as `block_size` apply to every grid that has it; those of a hyperparameter, to every sampler
+    that has it. A sampler whose hyperparameters get no values is swept along its dial. Raise `ParameterError` if a name is
+    unknown, or a key fits no grid."""
     values = with_current_names(values)
     for method in methods:
         _check_method(method)
@@ -46,16 +43,16 @@ def grids_of(methods: Sequence[str], samplers: Sequence[str], values: Mapping[st
         grids.append({"method": ["exact"], **{key: values[key] for key in _KINDS if key in values}})
     fitting = {key for grid in grids for key in grid} - {"method", "sampler"}
     for key in values.keys() - fitting:
-        told = [f"{name} has {', '.join(known) or 'nothing'}; " for name, known in parameters.items()]
+        listed = [f"{name} has {', '.join(known) or 'nothing'}; " for name, known in parameters.items()]
         raise ParameterError(
-            f"grid key {key!r} fits nothing that is swept: {''.join(told)}all have {', '.join(_KINDS)}"
+            f"grid key {key!r} fits nothing that is swept: {''.join(listed)}all have {', '.join(_KINDS)}"
         )
     return grids
 
 
 def read_grids(path: Path) -> list[Grid]:
     """Return the grids of a YAML file: a list of mappings from keys to a value or a list of values. Raise `SetBlockError`
-    if there is no such file, or it holds something else."""
+    if there is no such file, or it has another form."""
     content = read_yaml(path)
     if not isinstance(content, list) or not all(isinstance(each, dict) and each for each in content):
         raise SetBlockError(f"{path} must be a list of mappings, such as `- {{sampler: factor, factor: [0.5, 1]}}`")
@@ -66,8 +63,8 @@ def read_grids(path: Path) -> list[Grid]:
 
 
 def points_of(model: SBDModel, grids: Iterable[Grid]) -> list[DecodingSettings]:
-    """Return the points of grids for a model, in the order of the grids, each once, or raise `SetBlockError` if a key is
-    unknown, a value not valid, or the model can't be decoded so."""
+    """Return the points of grids for a model, in the order of the grids, each once. Raise `SetBlockError` if a key is unknown,
+    a value is not valid, or the model does not support a point."""
     settings = (each for grid in grids for each in _settings(grid))
     return list(dict.fromkeys(point_of(model, each) for each in settings))
 
@@ -80,7 +77,7 @@ def _settings(grid: Grid) -> Iterator[DecodingSettings]:
         values = {"method": "sbd", **dict(zip(grid, chosen, strict=True))}
         _check_method(values["method"])
         values |= {key: converted(f"grid key {key}", values[key], _KINDS[key]) for key in values.keys() & _KINDS.keys()}
-        yield requested_settings(values, available=("method", *POINT), told="grid key")
+        yield requested_settings(values, available=("method", *POINT), noun="grid key")
 
 
 def _check_method(method: Any) -> None:

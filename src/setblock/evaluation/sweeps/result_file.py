@@ -1,7 +1,4 @@
-"""Read and write the file of a sweep: a line of JSON for each result, the one of plain decoding first.
-
-Knows what makes results those of one sweep. Knows nothing of decoding, nor of how lines are kept.
-"""
+"""The file of a sweep: a line of JSON for each result, plain decoding's first."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +13,8 @@ from setblock.json_lines import LinesFile, read_lines
 
 
 def read_results(path: Path) -> list[Result]:
-    """Return the results in a file, plain decoding's first. A last line that was not written to its end is left out. Raise
-    `SetBlockError` if there is no such file, a line is no result, results are of different sweeps, or the first is not plain
-    decoding's."""
+    """Return the results in a file, plain decoding's first. An incomplete last line is left out. Raise `SetBlockError` if there
+    is no such file, a line is not a result, results are of different sweeps, or the first is not plain decoding's."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -30,17 +26,17 @@ def read_results(path: Path) -> list[Result]:
 
 
 def changes(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield what makes two runs different sweeps, with both values: another model, task, commit, or other shared settings or
-    sources."""
+    """Yield the name and both values of each difference that makes two runs different sweeps: in the model, task, commit,
+    shared settings or sources."""
     may_differ = ("model.name", "model.prepacked", "code.version")
     return (each for each in differences(theirs, ours) if each[0] not in may_differ)
 
 
 @contextmanager
 def open_results(path: Path | None) -> Iterator[tuple[list[Result], Callable[[Result], None]]]:
-    """Open a file to continue it, or make it; yield what it holds, and a function that adds a result and sees it on the disk.
-    What an interruption left of a last line is cut off with the first result that is added. None keeps no file. Raise
-    `SetBlockError` if it can't be written, another process writes to it, or as in `read_results`."""
+    """Open a file to continue it, or create it. Yield its results and a function that appends a result and syncs it to disk.
+    The first append cuts off an incomplete last line. With None there is no file. Raise `SetBlockError` if the file can't be
+    written, another process writes to it, or as in `read_results`."""
     if path is None:
         yield [], lambda result: None
         return

@@ -1,4 +1,4 @@
-"""Run GGUF files in llama.cpp, by llama-cpp-python (docs/local-models.md)."""
+"""GGUF files in llama.cpp, by llama-cpp-python (docs/local-models.md)."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,5 @@
-"""Wrap llama.cpp as a library: whether it is installed, what it logs, a model file that it has open, and k-quants.
-
-Knows the C interface of `llama.h`, by the low-level functions of llama-cpp-python. Knows nothing of blocks.
-"""
+"""The llama.cpp library, by llama-cpp-python's low-level functions: whether it is installed, what it logs, open model files,
+and k-quants."""
 
 import ctypes
 import importlib
@@ -26,7 +24,7 @@ def is_installed() -> bool:
 
 @cache
 def library() -> Any:
-    """Return the module of low-level functions, or raise `SetBlockError` if it is not installed, or can't be used here."""
+    """Return the module of low-level functions. Raise `SetBlockError` if it is not installed or can't be used here."""
     if not is_installed():
         raise SetBlockError(
             f"runtime llama-cpp needs llama.cpp: {install_command('llama-cpp')} (a C++ compiler and CMake build it)"
@@ -59,15 +57,15 @@ def _listener(found: Any) -> Any:
 
 
 def last_error() -> str:
-    """Return the first line that llama.cpp has logged of an error since the last call."""
+    """Return the first line of an error that llama.cpp has logged since the last call."""
     lines = [line.strip() for line in "".join(_said).splitlines() if line.strip()]
     _said.clear()
-    told = lines[0] if lines else "llama.cpp gave no reason"
-    return told.partition(": ")[2] or told  # without the name of the function
+    message = lines[0] if lines else "llama.cpp gave no reason"
+    return message.partition(": ")[2] or message  # without the name of the function
 
 
 class ModelFile:
-    """Hold a GGUF file that llama.cpp has loaded."""
+    """A GGUF file that llama.cpp has loaded."""
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
         """Load the file, or raise `SetBlockError` if llama.cpp can't, or can't run such a model in blocks."""
@@ -95,7 +93,7 @@ class ModelFile:
                 raise SetBlockError(f"model {path} can't be decoded in blocks by llama.cpp: it {reason}")
 
     def metadata(self, key: str) -> str | None:
-        """Return what the file holds under a key, as text, or None where it holds nothing."""
+        """Return the file's value of a key, as text; None if it has none."""
         length = self.lib.llama_model_meta_val_str(self.handle, key.encode(), None, 0)
         if length < 0:
             return None
@@ -108,7 +106,7 @@ class ModelFile:
         return tuple(each for each in range(self.vocab_size) if self.lib.llama_vocab_is_eog(self.vocab, each))
 
     def tokens_of(self, text: str) -> list[int]:
-        """Return the token ids of a plain text, by llama.cpp's own tokenizer, with nothing put before or behind."""
+        """Return the token ids of a plain text by llama.cpp's own tokenizer, with no special token added."""
         content = text.encode()
         room = len(content) + 8
         tokens = (self.lib.llama_token * room)()

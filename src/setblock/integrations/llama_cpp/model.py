@@ -1,7 +1,4 @@
-"""Run a GGUF file in llama.cpp as a model that decoding can drive.
-
-Knows what `setblock.model.protocol.runtime` asks for. Knows nothing of how a pass is decoded.
-"""
+"""A GGUF file in llama.cpp as a `LanguageModel` that decoding can run (`setblock.model.protocol.runtime`)."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -19,13 +16,13 @@ from setblock.model.protocol.draft_text import DraftText
 
 
 class LlamaModel:
-    """Implement `LanguageModel` of `setblock.model.protocol.runtime`, which describes its attributes, by llama.cpp."""
+    """A `LanguageModel` in llama.cpp; `setblock.model.protocol.runtime` describes its attributes."""
 
     draft_text: DraftText | None = None
-    device: ClassVar[torch.device] = torch.device("cpu")  # llama.cpp gives its logits there, whatever computes them
+    device: ClassVar[torch.device] = torch.device("cpu")  # where llama.cpp returns its logits, also from a GPU
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
-        """Load a file, with the errors of `load`."""
+        """Load a file. Raise as `load` does."""
         library()
         check_gguf(path)
         self.path, self.options, self.file = path, options, ModelFile(path, options)
@@ -59,8 +56,8 @@ _SAMPLE = (
 
 
 def load(path: str | Path, options: LlamaOptions | None = None) -> LlamaModel:
-    """Load a GGUF file into llama.cpp, and warn where it was never trained for blocks. Raise `SetBlockError` if llama.cpp is
-    not installed, or the file is missing, damaged, of a family that llama.cpp does not know, or can't be decoded in blocks."""
+    """Load a GGUF file into llama.cpp, and warn if it was not trained for blocks. Raise `SetBlockError` if llama.cpp is not
+    installed, or the file is missing, damaged, of a family that llama.cpp does not know, or can't be decoded in blocks."""
     model = LlamaModel(Path(path), options or LlamaOptions())
     warn_if_untrained(str(model.path), model.sbd_config)
     return model

@@ -1,7 +1,4 @@
-"""Define how llama.cpp runs a model, by its own names.
-
-Knows names and ranges. Imports nothing heavy, so that the command line can offer the options.
-"""
+"""The options of a model in llama.cpp, by llama.cpp's names. Nothing heavy is imported: the command line reads them."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,14 +6,14 @@ from typing import Literal, get_args
 from setblock.errors import ParameterError, check_at_least, check_one_of
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-"""What keys and values may be stored as, by GGML's names."""
+"""The types of cached keys and values, by GGML's names."""
 
 FlashAttention = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaOptions:
-    """Hold the options of a model in llama.cpp.
+    """The options of a model in llama.cpp.
 
     Attributes:
         n_gpu_layers: Number of layers on the GPU; -1 for all. llama.cpp has a GPU only if it was built for one.
@@ -47,5 +44,5 @@ class LlamaOptions:
 
     @property
     def has_quantised_values(self) -> bool:
-        """Return whether values are stored in blocks, which llama.cpp can read by flash attention only."""
+        """Whether cached values are quantised, which llama.cpp can read by flash attention only."""
         return self.type_v.startswith("q")

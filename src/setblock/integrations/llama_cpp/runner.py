@@ -1,19 +1,16 @@
-"""Run rows in llama.cpp: a feed becomes passes of a context, and their outputs become its logits.
+"""The runner of llama.cpp: it turns a `ModelInput` into passes of a llama.cpp context, and their outputs into logits.
 
-Knows sequences and who sees what, and how llama.cpp runs a pass over its cache of keys and values. Knows nothing of files or
-text.
-
-A row is a sequence: its committed tokens and, during a pass, the block. llama.cpp has no mask but that of sequences. So in a
-fused pass each causal token has a *helper*, a sequence that holds what was committed before and the tokens up to it:
+A row is a sequence: its committed tokens and, during a pass, the block. llama.cpp's only attention mask is its sequences. So
+in a fused pass each causal token has a *helper*, a sequence of the tokens committed before and the causal ones up to this one:
 
     the row's sequence   committed, c0 c1 c2, block    own sequence of the block's tokens
     helpers              committed, c0 c1 c2           own sequence of c2
                          committed, c0 c1                              c1
                          committed, c0                                 c0
 
-Cells are shared and computed once. Where sequences or room in a pass run short, a row's commit is a separate pass within the
-same call, which gives the same logits. llama.cpp does not document which of its sequences a token sees: at start-up, some
-fifteen passes over few tokens find out (`own_sequence`).
+Cells are shared and computed once. If sequences or room in a pass run short, a row's commit is a separate pass within the same
+call, which gives the same logits. llama.cpp does not document which of its sequences a token sees: `own_sequence` finds out at
+start-up, by some fifteen passes over few tokens.
 """
 
 import ctypes
@@ -35,21 +32,21 @@ _PADDING = 256  # cells; llama.cpp rounds up to it
 
 
 class Fed(NamedTuple):
-    """Describe a token of a pass."""
+    """A token of a pass."""
 
     token_id: int
     position: int
-    sequences: Sequence[int]  # those that its cell will belong to
-    is_wanted: bool  # whether its logits are
+    sequences: Sequence[int]  # the sequences that its cell will belong to
+    is_wanted: bool  # whether its logits are returned
 
 
 class Context:
-    """Hold a context of llama.cpp, with an empty cache. A token is fed with the sequences that its cell of the cache will
-    belong to, and sees the cells of one of them, its own."""
+    """A context of llama.cpp. A token is fed with the sequences that its cell of the cache will belong to, and attends to the
+    cells of one of them, its own sequence."""
 
     def __init__(self, file: ModelFile, options: LlamaOptions, *, cells: int, sequences: int | None = None) -> None:
-        """Make the context, or raise `SetBlockError` if llama.cpp can't. `cells` are the positions of the cache, for all
-        sequences together; there are by default as many sequences as llama.cpp allows with these options."""
+        """Make the context with an empty cache, or raise `SetBlockError` if llama.cpp can't. `cells`: the number of cache
+        positions, for all sequences together. `sequences`: their number; by default the most that llama.cpp allows."""
         self._file, lib = file, file.lib
         self.most_tokens = options.n_ubatch  # that one pass over blocks may feed
         self.sequences = sequences or min(int(lib.llama_max_parallel_sequences()), options.n_ubatch)
@@ -61,25 +58,25 @@ class Context:
         wanted.type_k, wanted.type_v = _GGML_TYPES[options.type_k], _GGML_TYPES[options.type_v]
         wanted.flash_attn_type = _flash_attention(options, has_gpu=bool(lib.llama_supports_gpu_offload()))
         wanted.kv_unified = True  # so that a cell may be in several sequences
-        wanted.swa_full = True  # layers with a window keep what a taken-back token leaves in it
+        wanted.swa_full = True  # layers with a sliding window keep all cells, since tokens may be taken back
         handle = self._handle = lib.llama_init_from_model(file.handle, wanted)
         if not handle:
             raise SetBlockError(f"llama.cpp can't make a context of {cells} positions: {last_error()}")
-        # Whoever is to close it holds the model's file, which must be closed later
+        # The finaliser keeps a reference to the model's file, which must be closed after the context
         weakref.finalize(self, lambda: file.lib.llama_free(handle))
         self._memory = lib.llama_get_memory(handle)
 
     def keep(self, sequence: int, end: int) -> None:
-        """Take a sequence's cells from position `end` on out of it; those of all for -1. A cell that is in none is free."""
+        """Remove a sequence's cells from position `end` on; for -1, those of all sequences. A cell in no sequence is free."""
         self._file.lib.llama_memory_seq_rm(self._memory, sequence, end, -1)
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Put the cells of positions `start` to `end` of one sequence into another too."""
+        """Add the cells of positions `start` to `end` of one sequence to another."""
         self._file.lib.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     def logits(self, tokens: Sequence[Fed], *, is_causal: bool) -> Tensor:
-        """Return [M, V] float32, the logits of the M tokens that want them, in order. The tokens are at most `most_tokens`, and
-        those of a sequence continue where it ends, in order. `is_causal`: whether a token sees nothing behind it."""
+        """Return [M, V] float32, the logits of the M tokens with `is_wanted`, in order. There are at most `most_tokens` tokens;
+        those of a sequence continue it, in order. `is_causal`: whether attention is causal."""
         lib, count = self._file.lib, len(tokens)
         lists = [(lib.llama_seq_id * len(each.sequences))(*each.sequences) for each in tokens]
         pointer = ctypes.POINTER(lib.llama_seq_id)
@@ -103,7 +100,7 @@ class Context:
 
 
 def _flash_attention(options: LlamaOptions, *, has_gpu: bool) -> int:
-    """Return llama.cpp's number for whether it is used: -1 where that is llama.cpp's own choice."""
+    """Return llama.cpp's number for flash attention; -1 leaves the choice to llama.cpp."""
     if options.flash_attn != "auto":
         return int(options.flash_attn == "on")
     if options.has_quantised_values:
@@ -112,11 +109,11 @@ def _flash_attention(options: LlamaOptions, *, has_gpu: bool) -> int:
 
 
 _Placed = tuple[tuple[int, int], Fed]  # a token's place in the feed, row and column, and the token
-MOST_HELPERS = 32  # of a row; more tokens than that are never committed with a block
+MOST_HELPERS = 32  # of a row; at most this many tokens are committed in a pass with a block
 
 
 class LlamaRunner(PagedRunner):
-    """See `setblock.model.protocol.runtime.PagedRunner`. A row is known by its id; rows share no cells."""
+    """A `PagedRunner` (see `setblock.model.protocol.runtime`) in llama.cpp. Ids identify rows; rows share no cells."""
 
     shares_pages = False
 
@@ -124,23 +121,23 @@ class LlamaRunner(PagedRunner):
         """Make a runner with an empty cache and no rows, or raise `SetBlockError` if llama.cpp has not so many sequences.
 
         Args:
-            own: -1 where a token sees the cells of the last of its sequences, 0 where of the first; None where of neither, so
-                that passes can't be fused.
-            rows: the most rows at once.
+            own: which of its sequences a token attends to: -1 for the last, 0 for the first; None for neither, so that passes
+                can't be fused.
+            rows: the maximum number of rows at once.
         """
         if rows > context.sequences:
             raise SetBlockError(f"llama.cpp decodes at most {context.sequences} requests at once, not {rows}")
         self.context, self.fuses_commit, self._own = context, own is not None, own
         self._width = min(context.sequences // rows, 1 + MOST_HELPERS)
-        # Of each row by its id, its sequence. Those of its helpers have the numbers that follow: llama.cpp may keep a token's
+        # The sequence of each row, by the row's id. Its helpers have the numbers that follow: llama.cpp may keep a token's
         # sequences in a hash table, whose order is then the same for all rows
         self._rows: dict[int, int] = {}
         self._free = [row * self._width for row in reversed(range(rows))]
-        self._held = [0] * (rows * self._width)  # how many positions each helper holds
+        self._held = [0] * (rows * self._width)  # the number of positions in each helper
         self._ids: list[int] = []
 
     def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
-        """Say which rows the next pass's batch has, by their ids. What is held for others is given up."""
+        """Set the rows of the next pass's batch, by their ids. The cells of all other rows are freed."""
         self._ids = list(ids)
         for gone in self._rows.keys() - set(self._ids):
             row = self._rows.pop(gone)
@@ -151,12 +148,13 @@ class LlamaRunner(PagedRunner):
                 self._rows[each] = self._free.pop()
 
     def logits(self, inputs: ModelInput) -> Tensor:
-        """Run one pass over what is causal only, and one over blocks and what is committed with them; more if large."""
-        # 1. What each row is fed, and how
+        """Run one pass over the causal tokens of rows without a block, and one over blocks and the tokens committed with them;
+        more if they exceed a pass. Return the logits in the order of `ModelInput.spread`."""
+        # 1. The tokens of each row, and their sequences
         causal: list[_Placed] = []
         blocks: list[list[_Placed]] = []  # of each row
         places, columns = inputs.wanted.nonzero(as_tuple=True)
-        # The row and column of the token that gives each output that is wanted, in the order of `ModelInput.spread`
+        # The row and column of the token of each requested output, in the order of `ModelInput.spread`
         outputs = list(zip(places.tolist(), inputs.outputs[places, columns].tolist(), strict=True))
         wanted = set(outputs)
         fed = zip(inputs.plan.rows.tolist(), inputs.tokens.tolist(), inputs.positions.tolist(), strict=True)
@@ -177,7 +175,7 @@ class LlamaRunner(PagedRunner):
             if together[alone:]:
                 blocks.append(together[alone:])
 
-        # 2. The passes, and their logits in the feed's order
+        # 2. The passes, and their logits in the order of the input
         most = self.context.most_tokens
         passes = [(causal[first : first + most], True) for first in range(0, len(causal), most)]
         passes += [(part, False) for part in _joined(blocks, most)]
@@ -187,7 +185,7 @@ class LlamaRunner(PagedRunner):
         return torch.cat(found)[[number[at] for at in outputs]]
 
     def _sequences(self, row: int, start: int, *, commits: int, block: int) -> list[list[int]]:
-        """Return the sequences of each token that a row is fed from `start` on: `commits` causal ones and a block behind."""
+        """Return the sequences of each token of a row from `start` on: `commits` causal tokens, then `block` tokens."""
         alone = [[row]] * (commits + block)
         is_fused = bool(commits and block) and self.fuses_commit
         if not is_fused or commits >= self._width or commits + block > self.context.most_tokens:
@@ -201,7 +199,7 @@ class LlamaRunner(PagedRunner):
         return [each if self._own else each[::-1] for each in causal] + alone[commits:]
 
     def _take_back(self, row: int, start: int) -> None:
-        """Let a row hold what stands before `start` alone: what a block has left there is noise, and drafts may be wrong."""
+        """Remove a row's cells from position `start` on: those of a block are noise, and those of drafts may be wrong."""
         self.context.keep(row, start)
         for helper in range(row + 1, row + self._width):
             if self._held[helper] > start:
@@ -210,7 +208,7 @@ class LlamaRunner(PagedRunner):
 
 
 def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
-    """Group whole rows, as many as a pass of `most` tokens has room for."""
+    """Group whole rows into passes of at most `most` tokens."""
     passes: list[list[_Placed]] = []
     for each in blocks:
         if len(each) > most:
@@ -224,13 +222,13 @@ def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:
 
 PROBED_SEQUENCES = 1 + MOST_HELPERS
 _LISTS = (2, 3, 4, 8, 13, 14, 17, 29, 30, PROBED_SEQUENCES)
-"""How many sequences a token is tried with: hash tables may change their order where they grow."""
+"""The numbers of sequences that a token is tried with: hash tables may change their order when they grow."""
 
 
 def own_sequence(context: Context, *, vocab_size: int) -> int | None:
-    """Return -1 where a token sees the cells of the last of its sequences, 0 where of the first, None where neither is
-    always so. Raise `SetBlockError` if llama.cpp can't let a block's tokens see each other in this model. The context has
-    `PROBED_SEQUENCES` sequences, empty before and afterwards."""
+    """Return which of its sequences a token attends to: -1 for the last, 0 for the first, None if neither is always so. Raise
+    `SetBlockError` if llama.cpp can't let a block's tokens attend to each other in this model. The context has
+    `PROBED_SEQUENCES` sequences, empty before and after the call."""
     step = vocab_size // (PROBED_SEQUENCES + 2)
     *held, last, changed = (number * step for number in range(PROBED_SEQUENCES + 2))
 
@@ -245,7 +243,7 @@ def own_sequence(context: Context, *, vocab_size: int) -> int | None:
     if torch.equal(before(last), before(changed)):
         raise SetBlockError("llama.cpp computes only causal attention for this model, so it can't decode in blocks")
 
-    # Each sequence holds another token: which of them does a token see that is in several?
+    # Each sequence has a different token, so the logits of a token in several sequences show which one it attends to
     run([Fed(token_id, 0, [each], is_wanted=False) for each, token_id in enumerate(held)], keep=1)
     alone = run([Fed(last, 1, [each], is_wanted=True) for each in range(PROBED_SEQUENCES)], keep=1)
 

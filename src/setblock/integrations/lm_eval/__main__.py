@@ -1,4 +1,4 @@
-"""Run the harness's own command line, `lm_eval`, with `setblock` among its models.
+"""The harness's own command line, `lm_eval`, with `setblock` among its models.
 
     python -m setblock.integrations.lm_eval --model setblock --model_args method=exact --tasks gsm8k
 

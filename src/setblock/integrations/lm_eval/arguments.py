@@ -1,15 +1,12 @@
-"""Turn the harness's words into `DecodingSettings`, or refuse by name what they don't have.
-
-Knows model arguments (`--model_args`) and a request's generation arguments (a task's `generation_kwargs`, `--gen_kwargs`).
-Knows nothing of models or prompts.
-"""
+"""`DecodingSettings` from the harness's model arguments (`--model_args`) and a request's generation arguments (a task's
+`generation_kwargs`, `--gen_kwargs`). An argument without a counterpart is an error that names it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from setblock.decoding.settings.resolve import requested_settings, sampler_told
+from setblock.decoding.settings.resolve import requested_settings, sampler_to_dict
 from setblock.decoding.settings.table import HYPERPARAMETERS, POINT, DecodingSettings, available, with_current_names
 from setblock.errors import ParameterError
 
@@ -20,22 +17,22 @@ _WITHOUT_MEANING: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "use_cache": 
 
 
 def settings_from(arguments: Mapping[str, Any]) -> DecodingSettings:
-    """Return the settings that model arguments ask for, which are those of a request whose task gives none: `method`, `seed`,
-    the settings of the operating point, and hyperparameters of the sampler. Raise `ParameterError` if one is not valid."""
+    """Return the settings that model arguments give: `method`, `seed`, the settings of the operating point, and hyperparameters
+    of the sampler. They are the defaults of every request. Raise `ParameterError` if one is not valid."""
     for name in arguments:
         if name in _OF_A_REQUEST and name not in (*_OF_THE_MODEL, *HYPERPARAMETERS):
             raise ParameterError(f"model argument {name!r} belongs to a request: give it with --gen_kwargs")
-    return requested_settings(arguments, available=_OF_THE_MODEL, told="model argument")
+    return requested_settings(arguments, available=_OF_THE_MODEL, noun="model argument")
 
 
 def request_settings(
     base: DecodingSettings, generation: Mapping[str, Any], *, default_max_gen_toks: int
 ) -> DecodingSettings:
-    """Return the settings of a request: those of `base`, except what its task or the user gives in generation arguments.
+    """Return the settings of a request: those of `base`, overridden by the generation arguments of the task or the user.
 
-    `until` ends the answer, as do the stop strings of `base`. Without `do_sample` or a temperature it is greedy, as with
-    any model of the harness; with `do_sample` alone the temperature is 1. Raise `ParameterError` if an argument is not
-    known, or not valid.
+    `until` and the stop strings of `base` end the answer. Without `do_sample` or a temperature decoding is greedy, as with
+    any model of the harness; with `do_sample` alone the temperature is 1. Raise `ParameterError` if an argument is unknown
+    or not valid.
     """
     requested = dict(normalize_gen_kwargs(with_current_names(generation), default_max_gen_toks))
     until, max_gen_toks, do_sample = requested.pop("until"), requested.pop("max_gen_toks"), requested.pop("do_sample")
@@ -53,14 +50,14 @@ def request_settings(
     try:
         return requested_settings(own, base=settings)
     except ParameterError as error:
-        told = ", ".join(f"{name}={value!r}" for name, value in own.items())
-        raise ParameterError(f"generation argument {told}: {error}") from error
+        arguments_text = ", ".join(f"{name}={value!r}" for name, value in own.items())
+        raise ParameterError(f"generation argument {arguments_text}: {error}") from error
 
 
 def described(settings: DecodingSettings) -> dict[str, Any]:
-    """Describe settings for a result file: those that were changed, the sampler in words that choose it, and in method `exact`
-    what decides how much is drafted, since passes follow from it."""
-    told = {"method": settings.method, **settings.changed()}
-    told |= {"drafts": settings.drafts} if settings.method == "exact" else {}
-    told.pop("sampler", None)
-    return told if settings.method == "ntp" else {**told, **sampler_told(settings)}
+    """Return settings for a result file: those that differ from the default, the sampler by the names that select it, and in
+    method `exact` what determines how much is drafted, since the number of passes depends on it."""
+    record = {"method": settings.method, **settings.changed()}
+    record |= {"drafts": settings.drafts} if settings.method == "exact" else {}
+    record.pop("sampler", None)
+    return record if settings.method == "ntp" else {**record, **sampler_to_dict(settings)}

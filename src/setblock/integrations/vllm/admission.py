@@ -1,6 +1,6 @@
-"""Check a request's parameters in the server, before the request is queued, so that a mistake is a 400.
+"""The check of a request's parameters in the server, before the request is queued, so that a mistake is a 400.
 
-vLLM asks every logits processor whether it can do what a request wants. This one is none otherwise: it changes no logits.
+vLLM lets every logits processor validate a request's parameters. This one does only that: it changes no logits.
 """
 
 from typing import Any

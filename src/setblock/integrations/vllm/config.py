@@ -1,4 +1,4 @@
-"""Check and set vLLM's configuration for a model that is decoded in blocks."""
+"""vLLM's configuration for a model that is decoded in blocks: its checks and changes."""
 
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,16 @@ _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_pena
 
 
 class SetBlockConfig:
-    """Hook between vLLM's command line and its engine: what it calls a `VerifyAndUpdateConfig`."""
+    """A hook between vLLM's command line and its engine: vLLM calls it a `VerifyAndUpdateConfig`."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
-        """Refuse a version of vLLM that is not supported, by a `SetBlockError` with what to do: vLLM calls this first."""
+        """Raise `SetBlockError`, with what to do, if this version of vLLM is not supported. vLLM calls this first."""
         vllm_api.check_version()
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Refuse what can't be, by a `SetBlockError` with which vLLM ends, and set what must be."""
+        """Set what block decoding needs. Raise `SetBlockError`, which ends vLLM, if a configuration is not supported."""
         model_config = vllm_config.model_config
         sbd_config = sbd_config_of(model_config.hf_config)
         _refuse(vllm_config, sbd_config)
@@ -42,7 +42,7 @@ class SetBlockConfig:
 
 
 def sbd_config_of(hf_config: Any) -> SBDModelConfig:
-    """Return what the checkpoint records of its training, or raise `SetBlockError` if it says nothing."""
+    """Return the SBD config that the checkpoint records. Raise `SetBlockError` if it has none."""
     sbd_config = read_sbd_config(hf_config)
     if sbd_config is None or not sbd_config.block_sizes:
         raise SetBlockError(
@@ -56,11 +56,11 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
 
     Args:
         model: a checkpoint's folder or hub id.
-        block_size: the largest that a request may ask for, and what it gets if it does not; by default the largest that the
-            model was trained with, at most 16.
+        block_size: the largest block size of a request, and its default; by default the largest that the model was trained
+            with, at most 16.
 
     Raises:
-        SetBlockError: there is no such model, or vLLM can't decode it in blocks; says what can.
+        SetBlockError: there is no such model, or vLLM can't decode it in blocks; the message names an alternative.
     """
     from setblock.model.loading.loading import load_tokenizer
 

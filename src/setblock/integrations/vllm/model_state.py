@@ -1,5 +1,5 @@
-"""Keep the model's state in vLLM's model runner: whose pass is causal, and which logits are wanted. And sample in it: split a
-pass's logits into rows, and report what was committed."""
+"""The model state and the sampler in vLLM's model runner. The state says whose pass is causal and which logits are requested;
+the sampler splits a pass's logits by request and returns the committed tokens."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,10 +16,10 @@ from setblock.integrations.vllm.slots import BlockSlots
 
 
 class SetBlockModelState(vllm_api.DefaultModelState):
-    """Extend vLLM's default state with blocks."""
+    """vLLM's default model state, extended with blocks."""
 
     supports_prompt_embeds = False
-    num_new_sampled_tokens_per_step = 0  # all that a request hands over has been in the pass as a "draft"
+    num_new_sampled_tokens_per_step = 0  # every committed token was in the pass as a "draft"
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: torch.device) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
@@ -65,7 +65,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             self.slots.close(self._slot_of.pop(req_id))
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> Any:
-        """Ask for the logits after each prompt that ends in this pass, too: they say the first block's first token."""
+        """Also request the logits after each prompt that ends in this pass: they give the first block's first token."""
         done = finished_prompts(input_batch)
         if len(done):
             last = torch.from_numpy(input_batch.query_start_loc_np[done + 1] - 1)
@@ -85,7 +85,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         ubatch_idx: int = 0,
         model_specific_attn_metadata: Any = None,
     ) -> Any:
-        """Prepare as the default does, and add whether each request's pass is causal."""
+        """Prepare attention as the default does, and add whether each request's pass is causal."""
         is_full = cudagraph_mode == vllm_api.CUDAGraphMode.FULL
         num_reqs = input_batch.num_reqs_after_padding if is_full else input_batch.num_reqs
         self._causal[:num_reqs] = 0
@@ -112,7 +112,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
 
 
 class BlockSampler:
-    """Sample after each pass, as vLLM calls it. What follows from it is decided by the core, through `BlockSlots`."""
+    """The sampler that vLLM calls after each pass. `BlockSlots` applies the core's `update` to the logits."""
 
     penalties_state = SimpleNamespace(output_bin_counts=None)  # the model runner asks for them; there are none
 
@@ -128,10 +128,10 @@ class BlockSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, input_batch: Any, draft_logits: Tensor | None = None) -> Any:
-        """Return what a pass did. `logits` [N, V] are the rows of each request's block one after the other, then one row for
-        each prompt that has ended."""
+        """Return the sampler output of a pass. `logits` [N, V]: those of each request's block, request by request, then one row
+        for each prompt that has ended."""
         device, num_reqs = logits.device, input_batch.num_reqs
-        # Blocks have their own logits in vLLM's order; those of prompts that have ended were asked for behind them.
+        # The logits of blocks are in vLLM's order; behind them are those requested for prompts that have ended.
         fed = np.diff(input_batch.cu_num_logits_np[: num_reqs + 1])
         blocks = np.flatnonzero(fed if input_batch.num_draft_tokens else [])
         requests = np.concatenate([blocks, finished_prompts(input_batch)])

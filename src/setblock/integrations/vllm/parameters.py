@@ -1,7 +1,5 @@
-"""Turn what a request asks of block decoding in vLLM's `extra_args` into `DecodingSettings`.
-
-Knows names and ranges, which are those of `setblock generate`. In HTTP requests they stand under `vllm_xargs`.
-"""
+"""`DecodingSettings` from a request's `extra_args` in vLLM. Names and ranges are those of `setblock generate`; HTTP requests
+give them under `vllm_xargs`."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from setblock.decoding.settings.table import DecodingSettings, available
 from setblock.errors import ParameterError
 from setblock.model.protocol.sbd_config import SBDModelConfig
 
-# vLLM's own name of how many tokens a request is fed in each pass: its scheduler reads it.
+# vLLM's name for the number of tokens that a request is fed in each pass; vLLM's scheduler reads it.
 WIDTH_OF_VLLM = "diffusion_canvas_length"
 
 _ITS_OWN = "max_new_tokens stop stop_token_ids top_k top_p structure n logprobs".split()  # or none
@@ -23,19 +21,19 @@ _OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "sessio
 
 
 def settings_of(params: Any) -> DecodingSettings:
-    """Return the settings that vLLM's `SamplingParams` ask for.
+    """Return the settings of vLLM's `SamplingParams`.
 
     `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters
-    are next to it. `logit_bias` may be JSON in a text, as `vllm_xargs` has no objects. Raise `ParameterError` if a name is
-    unknown, or a value out of its range.
+    are next to it. `logit_bias` may be a string of JSON, since `vllm_xargs` has no objects. Raise `ParameterError` if a name
+    is unknown, or a value out of its range.
     """
     requested = {name: value for name, value in (params.extra_args or {}).items() if name not in _OF_OTHERS}
     if isinstance(biases := requested.get("logit_bias"), str):
         try:
             requested["logit_bias"] = {int(token_id): float(bias) for token_id, bias in json.loads(biases).items()}
         except (ValueError, TypeError, AttributeError):
-            told = f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {biases!r}'
-            raise ParameterError(told) from None
+            message = f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {biases!r}'
+            raise ParameterError(message) from None
     top_k = max(0, params.top_k or 0)
     base = DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty)
     return requested_settings(requested, base=base, available=AVAILABLE)
@@ -43,23 +41,22 @@ def settings_of(params: Any) -> DecodingSettings:
 
 @dataclass(frozen=True)
 class Served:
-    """Describe the model that is served."""
+    """The model that is served."""
 
-    sbd_config: SBDModelConfig  # of its training
-    canvas_length: int  # the largest block
-    # The one of this process, set by `SetBlockConfig` before any request: vLLM asks whether parameters are valid without saying
-    # for which model
+    sbd_config: SBDModelConfig  # from the checkpoint
+    canvas_length: int  # the largest block size
+    # This process's model, set by `SetBlockConfig` before any request: vLLM validates parameters without naming the model
     here: ClassVar["Served | None"] = None
 
 
 def width_of(sbd_config: SBDModelConfig, block_size: int) -> int:
-    """Return how many tokens a pass feeds a request at most: a block, and before a causal one that which it commits."""
+    """Return the most tokens that a pass feeds a request: a block, and, if blocks are causal, the tokens it commits before."""
     return (2 if sbd_config.causal_block else 1) * block_size
 
 
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
-    """Return the `extra_args` of a request that is taken: its own, the calibrated setting of its method where they
-    leave that open, and how many tokens vLLM's scheduler gives it in each pass. Errors are those of `settings_of`."""
+    """Return the `extra_args` of an accepted request: its own, the calibrated setting of its method for what they leave open,
+    and the number of tokens that vLLM's scheduler gives it in each pass. Raise as `settings_of` does."""
     settings, extra = settings_of(params), dict(params.extra_args or {})
     found = settings if served is None else with_calibration(served, settings)
     if served is not None and found != settings and (found.block_size or 1) <= served.canvas_length:
@@ -75,7 +72,7 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
 
 
 def refuse_unsupported(params: Any) -> None:
-    """Raise `ParameterError` for what vLLM would do for other models, and can't for these: it says what to do instead."""
+    """Raise `ParameterError`, with what to do instead, for parameters that vLLM supports for other models only."""
     if params.logprobs is not None:
         raise ParameterError("logprobs must be left out: block decoding in vLLM has none; `setblock serve` has")
     if params.n != 1:

@@ -1,4 +1,4 @@
-"""Register the architectures in each of vLLM's processes. Costs nothing where none of them is served."""
+"""The plugin that registers the architectures in each of vLLM's processes. It costs nothing if none of them is served."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ STOCK = tuple(name for name in vllm_api.HOMES if name.endswith("ForCausalLM"))
 
 
 class SetBlockDecoding:
-    """Make a causal LM of vLLM one that is decoded in blocks, by another model state."""
+    """A mixin that makes one of vLLM's causal LMs decode in blocks, by another model state."""
 
     @staticmethod
     def get_model_state_cls() -> type:
@@ -19,8 +19,8 @@ class SetBlockDecoding:
         return SetBlockModelState
 
     def compute_logits(self, hidden_states: Any) -> Any:
-        """Return [N, V] logits of [N, H] hidden states. A pass over part of a prompt asks for none at all, which
-        gathering from several processes does not take on every device."""
+        """Return [N, V] logits of [N, H] hidden states. In a pass over part of a prompt N is 0, for which gathering from
+        several processes fails on some devices."""
         if hidden_states.shape[0] == 0:
             return hidden_states.new_empty((0, self.config.vocab_size))  # type: ignore[attr-defined]
         return super().compute_logits(hidden_states)  # type: ignore[misc]
@@ -38,7 +38,7 @@ def __getattr__(name: str) -> type:
 def register() -> None:
     """Register the architectures, as an entry point of the group `vllm.general_plugins`.
 
-    With a version of vLLM that is not supported, every other model is served as ever, and `SetBlockConfig` refuses ours.
+    With a version of vLLM that is not supported, other models are served as before, and `SetBlockConfig` refuses ours.
     """
     from setblock.integrations.vllm.config import SetBlockConfig
 

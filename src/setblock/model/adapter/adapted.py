@@ -1,13 +1,12 @@
-"""Run an adapter of the future block in decoding: few small products of the model's own type for each layer.
+"""Inference with an adapter of the future block: a few small products in the model's own type for each layer, without PEFT.
+Training is in `setblock.model.adapter.adapter`.
 
-Knows what PEFT's files hold, and does without PEFT. Knows nothing of training (`setblock.model.adapter.adapter`).
+LoRA adds `B A x`. Layers with the same input x share one product with A, of the block's rows only, and each adds its part to
+these rows of its output. All other rows are exactly the base model's. Hooks on the base layers, of any type, do so (`Update`).
+Where weights will be prepacked, such layers are joined to one (`JoinedLinear`), and so are the adapter's parts:
 
-LoRA adds `B A x`. Layers that read one input x have one product with A, of the block's rows alone, and each adds its part to
-these rows of its output. All other rows are exactly the base model's. Hooks of the base layers do so, whatever these are
-(`Update`). Where weights will be prepacked, such layers become one (`JoinedLinear`), and so do the adapter's parts:
-
-    x [Wq; Wk; Wv]ᵀ = q, k, v         one product in the place of three, of all rows
-    x Aᵀ diag(Bq; Bk; Bv)ᵀ            two, of the block's rows; zeros are less to read than products are to begin
+    x [Wq; Wk; Wv]ᵀ = q, k, v         one product instead of three, of all rows
+    x Aᵀ diag(Bq; Bk; Bv)ᵀ            two products, of the block's rows; reading zeros costs less than more products
 """
 
 from collections import Counter
@@ -29,16 +28,16 @@ from setblock.model.weights import product_in_parts
 
 
 class SharedProduct:
-    """Compute together what several layers make of one input: the first that is asked has it computed for all. Each layer's
-    part is given once; asked again, or for another input, it is computed again. So the parts are right whatever the order of
-    calls is, and nothing of a pass is kept when every layer has had its part."""
+    """A product that several layers with the same input share: the first layer called computes the parts of all. Each part
+    is returned once; for a second request, or another input, the product is computed again. So the parts are right in any order
+    of calls, and nothing is kept once every layer has its part."""
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
         self._parts: dict[int, Tensor] = {}
 
     def part(self, index: int, hidden: Tensor, product: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-        """Return what one layer makes of its input [..., D]. `product` gives all layers' parts [..., size]."""
+        """Return the part of one layer for its input [..., D]. `product` computes all layers' parts, [..., size] each."""
         if self._input is not hidden or index not in self._parts:
             self._input, self._parts = hidden, dict(enumerate(product(hidden)))
         part = self._parts.pop(index)
@@ -48,13 +47,13 @@ class SharedProduct:
 
 
 class Update(nn.Module):
-    """Hold the adapter's update of layers that read one input, and add it to what they give where the gate is open."""
+    """The adapter's update of layers with the same input, added to their outputs where the gate is open."""
 
     def __init__(
         self, gate: Gate, layers: Sequence[nn.Module], inner: Sequence[Tensor], outer: Sequence[Tensor]
     ) -> None:
-        """Put a hook on each of the base layers. The gate says which rows are updated. Of each layer, `inner` is A
-        [r, in_features] and `outer` the transposed B [r, out_features], with LoRA's factor in it."""
+        """Put a hook on each of the base layers. The gate selects the rows to update. For each layer, `inner` is A
+        [r, in_features] and `outer` the transposed B [r, out_features], with LoRA's factor included."""
         super().__init__()
         self.gate, self.layers = gate, tuple(layers)
         self.ranks = [len(each) for each in inner]
@@ -63,11 +62,11 @@ class Update(nn.Module):
         for index, (layer, each) in enumerate(zip(layers, outer, strict=True)):
             self.register_buffer(f"outer_{index}", each)
             layer.register_forward_hook(partial(self._add, index))
-        layers[0].add_module("update", self)  # it goes where the model goes
+        layers[0].add_module("update", self)  # so that it moves with the model
         self._shared = SharedProduct()
 
     def outer(self, index: int) -> Tensor:
-        """Return [r, out_features] of one of the layers."""
+        """Return the transposed B [r, out_features] of one of the layers."""
         return self.get_buffer(f"outer_{index}")
 
     def _inside(self, hidden: Tensor) -> Sequence[Tensor]:
@@ -82,8 +81,8 @@ class Update(nn.Module):
 
 
 def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Put an adapter, as `read_lora` gives it, into a model, to decode with. Raise `SetBlockError` if the model lacks one of
-    its layers, or a layer is of a kind that can't act on some tokens only."""
+    """Put an adapter, as returned by `read_lora`, into a model for decoding. Raise `SetBlockError` if the model lacks one of
+    the adapter's layers, or if a layer is of a kind that can't act on some tokens only."""
     scaling, modules = config["lora_alpha"] / config["r"], dict(model.named_modules())
     bases: dict[str, nn.Module] = {}
     factors: dict[str, tuple[Tensor, Tensor]] = {}
@@ -99,14 +98,14 @@ def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Map
             factors[name] = weight.to(model.dtype), outer.t().to(model.dtype).contiguous()
     gate = Gate(model)
     for group in sharing_input(model, bases):
-        for is_linear in (True, False):  # what can be joined, and what can't
+        for is_linear in (True, False):  # layers that can be joined, then the others
             names = [name for name in group if (type(bases[name]) is nn.Linear) is is_linear]
             if names:
                 Update(gate, [bases[name] for name in names], *zip(*(factors[name] for name in names), strict=True))
 
 
 def _base(modules: Mapping[str, Any], name: str, sizes: set[int]) -> nn.Module:
-    """Return the layer that an adapter has an update of, with some sizes of input and output."""
+    """Return the base layer that an adapter updates. Raise `SetBlockError` if there is none of these `sizes`."""
     layer = modules.get(name)
     shape = getattr(getattr(layer, "weight", None), "shape", None)
     if not isinstance(layer, nn.Module) or shape is None or set(shape) != sizes:
@@ -121,8 +120,9 @@ def _with_trained_row(token: int, base: Any, args: tuple[Tensor, ...], output: T
 
 @torch.inference_mode()
 def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> list[list[str]]:
-    """Return the names of `layers`, in groups that are called one behind the other with one tensor. Raise `SetBlockError` if
-    one gives something else than a tensor. A layer that a short pass calls not once, such as an expert, is alone."""
+    """Return the names of `layers` in groups that are called one after the other with the same tensor. A layer that a short
+    pass does not call exactly once, such as an expert, is a group of its own. Raise `SetBlockError` if the output of one is not
+    a tensor."""
     calls: list[tuple[Tensor, str]] = []
 
     def watch(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -141,10 +141,10 @@ def sharing_input(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> li
 
 
 class JoinedLinear(nn.Module):
-    """Compute what several adapted layers compute: by one product, and two small ones where the gate is open."""
+    """Several adapted layers as one: a single product, and two small ones where the gate is open."""
 
     def __init__(self, update: Update) -> None:
-        """Join the layers of an update, which are all `nn.Linear`."""
+        """Join the layers of an update, which must all be `nn.Linear`."""
         super().__init__()
         bases: list[nn.Linear] = [*update.layers]  # type: ignore[list-item]
         self.gate = update.gate
@@ -168,7 +168,7 @@ class JoinedLinear(nn.Module):
 
 
 class JoinedPart(nn.Module):
-    """Replace one of the layers in the model."""
+    """The replacement of one joined layer in the model."""
 
     def __init__(self, whole: JoinedLinear, index: int) -> None:
         super().__init__()
@@ -180,12 +180,12 @@ class JoinedPart(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return a weight of the layer's shape and type, for models that ask for these; its values are no numbers."""
+        """A weight of the layer's shape and type, for models that read these. Its values are NaN."""
         return self.whole.none.expand(self.whole.sizes[self._index], self.whole.joined.in_features)
 
 
 def join_adapted(model: nn.Module) -> None:
-    """Put a `JoinedLinear` in the place of adapted layers that read one input."""
+    """Replace adapted layers with the same input by a `JoinedLinear`."""
     replaced: dict[nn.Module, nn.Module] = {}
     for update in model.modules():
         if isinstance(update, Update) and all(type(layer) is nn.Linear for layer in update.layers):
@@ -202,7 +202,7 @@ def _frozen(parts: Sequence[Tensor]) -> nn.Parameter:
 
 
 def _linear(weights: Sequence[Tensor]) -> nn.Linear:
-    """Return a layer with these weights, stacked."""
+    """Return a linear layer with these weights, stacked."""
     weight = _frozen(weights)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = weight

@@ -1,10 +1,8 @@
-"""Define an adapter that acts on the future block only, and so leaves next-token decoding exactly to the base model.
+"""An adapter that acts on the future block only, so that next-token decoding is exactly the base model's.
 
-Knows which tokens of a pass it acts on (`Gate`), PEFT's LoRA layers, their forward and backward pass, and where a checkpoint
-keeps them. Knows nothing of what an adapter is trained on, nor of how decoding runs one (`setblock.model.adapter.adapted`).
-
-LoRA adds `B A x` to what a linear layer gives. Here it does so for some of the tokens only: those of the noisy half in
-training, those of the future block in decoding. All others, and all of the key-value cache, are the base model's.
+LoRA adds `B A x` to the output of a linear layer. Here it does so for some of the tokens only (`Gate`): those of the noisy half
+in training, those of the future block in decoding. All others, and the whole key-value cache, are the base model's. This module
+has the forward and backward passes of PEFT's LoRA layers; `setblock.model.adapter.adapted` runs an adapter in decoding.
 """
 
 import warnings
@@ -19,22 +17,22 @@ from torch import Tensor, nn
 from setblock.errors import SetBlockError
 
 ADAPTER_FOLDER = "sbd_adapter"
-"""Where a checkpoint keeps its adapter. Transformers looks for one next to the weights, and so loads the base model alone."""
+"""The folder of a checkpoint's adapter. Transformers looks for one next to the weights, and so loads the base model alone."""
 
 _GATE = "_setblock_gate"
 
 
 class Gate:
-    """Hold which tokens of a pass the adapter of a model acts on. As long as nothing is said, it acts on none."""
+    """The tokens of a pass on which a model's adapter acts; initially none."""
 
     def __init__(self, model: nn.Module) -> None:
         self.set(None)
         setattr(model, _GATE, self)
 
     def set(self, tokens: Tensor | None, *, by_rows: bool = False) -> None:
-        """Let the adapter act on the tokens of the next passes where `tokens` [B, T] is True, or on none, until it is said
-        otherwise: with activation checkpointing, the backward pass runs layers again. `by_rows`: where some `tokens` on a CPU
-        are True, what is before the first and after the last of these costs nothing."""
+        """Let the adapter act where `tokens` [B, T] is True in the next passes, or nowhere for None. This holds until the next
+        call, since with activation checkpointing the backward pass reruns layers. With `by_rows`, and `tokens` on a CPU, those
+        before the first and after the last True one cost nothing, if any is True."""
         self.is_open, self._rows = tokens is not None, slice(0, None)
         self._left_out = None if tokens is None else ~tokens.flatten()  # of `_rows`, [N] bool, or None for none
         self._tokens = None if tokens is None else tokens.numel()
@@ -45,13 +43,13 @@ class Gate:
             self._left_out = ~tokens.flatten()[self._rows] if has_gaps else None
 
     def open(self) -> None:
-        """Let it act on all tokens of the next passes, until it is said otherwise."""
+        """Let the adapter act on all tokens of the next passes, until the next call of `set`."""
         self.set(None)
         self.is_open = True
 
     def rows(self, tokens: Tensor) -> Tensor:
-        """Return the rows [n, D] of [..., D] that the adapter may act on: those of `gated` too, where n is less than all. Raise
-        `SetBlockError` if they are not all tokens of the pass."""
+        """Return the rows [n, D] of `tokens` [..., D] on which the adapter may act; `gated` excludes the others among these.
+        Raise `SetBlockError` if `tokens` are not all tokens of the pass."""
         flat = tokens.flatten(0, -2)
         if self._tokens is not None and len(flat) != self._tokens:
             raise SetBlockError(
@@ -60,22 +58,22 @@ class Gate:
         return flat[self._rows]
 
     def gated(self, rows: Tensor) -> Tensor:
-        """Return what `rows` gave, or was computed from that, with zeros for tokens that the adapter does not act on."""
-        # Not a product: what is not a number stays so when multiplied by 0.
+        """Return `rows`, or values computed from these, with zeros for tokens on which the adapter does not act."""
+        # Not a product: NaN times 0 is NaN.
         return rows if self._left_out is None else rows.masked_fill(self._left_out[:, None], 0)
 
 
 def gate_of(model: nn.Module) -> Gate | None:
-    """Return the gate of a model whose adapter acts on some tokens only."""
+    """Return the gate of a model whose adapter acts on some tokens only, or None."""
     return getattr(model, _GATE, None)
 
 
 @contextmanager
 def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) -> Iterator[None]:
-    """Make the adapter, if there is one, act where `in_block` [B, T] is True, in the future block. With `is_fixed` it does not
-    look where that is: a pass without a block then costs what one with a block does."""
+    """While active, let the adapter, if there is one, act where `in_block` [B, T] is True (the future block). With `is_fixed`,
+    the values are not examined, and a pass without a block costs as much as one with a block."""
     gate = gate_of(model)
-    # Where nothing is in a block, a pass is the base model's. Only a CPU can say so, and where it is, without a wait.
+    # A pass without a block is the base model's. Only on a CPU does the host learn that, and the block's place, without a wait.
     by_rows = in_block.device.type == "cpu" and not is_fixed
     if gate is not None and (not by_rows or in_block.any()):
         gate.set(in_block, by_rows=by_rows)
@@ -87,9 +85,9 @@ def block_only(model: nn.Module, in_block: Tensor, *, is_fixed: bool = False) ->
 
 
 def gated(model: nn.Module) -> None:
-    """Have the LoRA layers that PEFT put into a model act by a gate. PEFT's layers are switched off, and hooks add their
-    updates to what their base layers give. Of the mask token, the trained embedding is put in; the head stays the base model's.
-    Raise `SetBlockError` if one of them changes a weight for all tokens at once, as PEFT's do in experts."""
+    """Let the LoRA layers that PEFT put into a model act by a gate. PEFT's layers are switched off, and hooks add their updates
+    to the outputs of the base layers. The mask token gets its trained embedding; the head stays the base model's. Raise
+    `SetBlockError` if a layer changes a weight for all tokens at once, as PEFT's do in experts."""
     from peft.tuners.lora import LoraLayer, ParamWrapper
     from peft.utils import TrainableTokensWrapper
 
@@ -128,7 +126,7 @@ def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], out
 
 
 def check_output(output: Any, base: nn.Module) -> None:
-    """Raise `SetBlockError` where the base layer gives something else than a tensor."""
+    """Raise `SetBlockError` if the output of the base layer is not a tensor."""
     if not isinstance(output, Tensor):
         raise SetBlockError(
             f"adapter.only_noisy does not work with a {type(base).__name__}, which returns several tensors: name other "
@@ -137,7 +135,7 @@ def check_output(output: Any, base: nn.Module) -> None:
 
 
 def switch_off(layer: Any) -> None:
-    """Have one of PEFT's layers do nothing alone, and its parameters still be trained."""
+    """Switch off the forward pass of one of PEFT's layers; its parameters can still be trained."""
     trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
     layer.enable_adapters(False)
     for parameter in trained:
@@ -152,14 +150,14 @@ def _embedded(trained: Any, base: nn.Module, args: tuple[Tensor, ...], output: T
 
 
 def with_row(output: Tensor, base: nn.Module, *, ids: Tensor, token: int, row: Tensor) -> Tensor:
-    """Return what the embedding `base` gave for `ids` [B, T], with another row for one token."""
+    """Return the output of the embedding `base` for `ids` [B, T], with another row for one token."""
     scaled = row.to(output.dtype) * getattr(base, "embed_scale", 1)
     return torch.where((ids == token)[..., None], scaled.to(output.dtype), output)
 
 
 class _AddedUpdate(torch.autograd.Function):
-    """Add scaling * `inside` [..., r] @ `weight` [D, r]ᵀ to `output` [..., D] in place: a linear layer's output is not
-    needed for its own backward pass. As PEFT has it, three more passes over all outputs go through memory."""
+    """Adds scaling * `inside` [..., r] @ `weight` [D, r]ᵀ to `output` [..., D] in place: a linear layer's output is not
+    needed for its own backward pass. PEFT's way takes three more passes over all outputs in memory."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, inside: Tensor, weight: Tensor, scaling: float) -> Tensor:
@@ -180,7 +178,7 @@ class _AddedUpdate(torch.autograd.Function):
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Silence PEFT's warnings about what it does automatically and users can't change."""
+    """Silence PEFT's warnings about automatic behaviour that users can't change."""
     with warnings.catch_warnings():
         for message in ("`is_gradient_checkpointing` is dep", "fan_in_fan_out is set", "The following .*_pattern"):
             warnings.filterwarnings("ignore", message)
@@ -189,8 +187,8 @@ def quiet_peft() -> Iterator[None]:
 
 @contextmanager
 def uncast_inputs(model: nn.Module) -> Iterator[None]:
-    """Make an adapter's layers take their inputs as they are, which under autocast is half precision. PEFT's own context for
-    this fails at layers of trainable tokens, which have no such switch."""
+    """Let an adapter's layers take their inputs in the given type, which under autocast is half precision. PEFT's own context
+    for this fails at layers of trainable tokens, which have no such switch."""
     layers = [module for module in model.modules() if getattr(module, "cast_input_dtype_enabled", False)]
     for layer in layers:
         layer.cast_input_dtype_enabled = False  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""Read and write the files of an adapter on the future block: PEFT's two, and the facts of how its blocks are decoded.
+"""The files of an adapter on the future block: PEFT's config and weights, and the SBD config. PEFT itself is not needed.
 
 In UNO's form (arXiv 2609.04010), plain LoRA acts on uniform noise in causal blocks; SGLang's `--uno-lora-path` reads PEFT's two
-files of it. Knows nothing of models, and does not need PEFT.
+files of such an adapter.
 """
 
 import json
@@ -22,15 +22,15 @@ WEIGHTS_NAME, CONFIG_NAME = "adapter_model.safetensors", "adapter_config.json"
 """PEFT's names for the files of an adapter."""
 
 INNER, OUTER, ROW = ".lora_A.weight", ".lora_B.weight", ".token_adapter.trainable_tokens_delta"
-"""How names of weights end: a layer's A [r, in_features] and B [out_features, r]; and an embedding's trained row [1, D]."""
+"""Suffixes of weight names: a layer's A [r, in_features] and B [out_features, r], and an embedding's trained row [1, D]."""
 
-# More than A and B of each layer, or another factor than alpha / r
+# Options of PEFT that add more than A and B of each layer, or another factor than alpha / r
 _MORE = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
 
 
 def read_lora(folder: Path, *, row: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the config and the weights of a LoRA adapter of PEFT, or raise `SetBlockError` if it is not there, is broken, or
-    is more than that. `row`: whether it may have a trained row of the embedding, too."""
+    """Return the config and the weights of a PEFT LoRA adapter. `row` allows a trained row of the embedding, too. Raise
+    `SetBlockError` if the adapter is missing or broken, or has other parts."""
     kinds = (OSError, ValueError, SafetensorError)
     with prefixed(f"{folder} must hold an adapter, {CONFIG_NAME} and {WEIGHTS_NAME}", kinds):
         config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
@@ -55,8 +55,8 @@ _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 
 def adapter_sbd_config(folder: Path, *, vocab_size: int) -> SBDModelConfig:
-    """Return the facts of a base model with V tokens and the adapter in `folder`: those recorded there; else those of a UNO
-    adapter, which records no block size. Raise `SetBlockError` if they are not valid for the model."""
+    """Return the SBD config of a base model of `vocab_size` tokens with the adapter in `folder`: the one recorded there, else
+    that of a UNO adapter, which records no block size. Raise `SetBlockError` if it is not valid for the model."""
     file = folder / FACTS_FILE
     if file.is_file():
         with prefixed(f"can't read {file}", (OSError, ValueError)):
@@ -73,9 +73,9 @@ def adapter_sbd_config(folder: Path, *, vocab_size: int) -> SBDModelConfig:
 
 
 def write_adapter(source: Path, sbd_config: SBDModelConfig | None, folder: Path, *, uno: bool = False) -> None:
-    """Write the adapter of a checkpoint, in the folder `source`, with its facts, in bfloat16. `folder` must not exist, and
-    appears once it is whole. Raise `SetBlockError` if the checkpoint has no such adapter, if the folder can't be written, or if
-    it must be one that SGLang takes (`uno`) and is not."""
+    """Write the adapter of the checkpoint in `source`, in bfloat16 with its SBD config, to a new `folder`, which appears once
+    it is complete. Raise `SetBlockError` if the checkpoint has no such adapter, if the folder exists or can't be written, or if
+    `uno` is set and SGLang does not support the adapter."""
     if sbd_config is None or not sbd_config.noisy_adapter:
         raise SetBlockError("only an adapter on the future block (adapter.only_noisy) can be exported alone")
     needed = {
@@ -97,7 +97,7 @@ def write_adapter(source: Path, sbd_config: SBDModelConfig | None, folder: Path,
     if folder.exists():
         raise SetBlockError(f"{folder} exists already: name a new folder")
     config |= {"base_model_name_or_path": None}
-    if sbd_config.noise_vocab_size is not None:  # SGLang reads no patterns
+    if sbd_config.noise_vocab_size is not None:  # SGLang does not read patterns
         config["target_modules"] = sorted(layers)
     with whole_folder(folder) as whole:
         whole.mkdir()

@@ -1,1 +1,1 @@
-"""Choose how attention is called and masked, in decoding and in training."""
+"""How attention is called and masked, in decoding and in training."""

@@ -1,7 +1,6 @@
-"""Choose the mask of each attention layer of a Hugging Face causal LM, and the function that it calls.
+"""The attention plan of a Hugging Face causal LM: the function that its attention layers call, and the form of their masks.
 
-Knows layer types, sliding windows and attention implementations. Knows nothing of blocks: the caller brings a function
-that makes the `mask_mod` for a window.
+The masks themselves come from the caller, as a function that makes the `mask_mod` for a window.
 """
 
 from dataclasses import dataclass
@@ -14,43 +13,43 @@ from setblock.masks import MaskForm
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 OURS = "setblock_"
-"""How the names of this package's attention functions begin."""
+"""The prefix of the names of this package's attention functions."""
 
 LAYERED = {"sdpa": f"{OURS}document_sdpa", "flex_attention": f"{OURS}document_flex"}
-"""Names of the functions that attend documents one by one (`document_attention`), by what they are made of."""
+"""Names of the functions that attend documents one by one (`document_attention`), by the implementation that they use."""
 
 _PLAN = "_setblock_attention"
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Hold how a model's attention is called so that its logits are right, as `setblock.model.probe.probe` finds out."""
+    """How a model's attention must be called so that its logits are right, as `setblock.model.probe.probe` finds out."""
 
-    implementation: str  # Transformers' name of it
-    grouped: bool  # whether decoding may put its own function in its place (`grouped`)
-    by_document: bool  # whether training may, to attend one document at a time (`document_attention`)
+    implementation: str  # Transformers' name of the attention implementation
+    grouped: bool  # whether decoding may replace it by its own function (module `grouped`)
+    by_document: bool  # whether training may replace it, to attend one document at a time (`document_attention`)
     untrainable: str | None = None  # why the model can't be trained, or None where it can
     unpackable: str | None = None  # why requests can't be packed in one row, as `PackedRunner` does, or None
-    context: int | None = None  # the most positions for which all of this holds; None where it holds for all
-    context_reason: str | None = None  # why there are no more
+    context: int | None = None  # the most positions for which the plan holds; None without a limit
+    context_reason: str | None = None  # the reason for that limit
 
 
 def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:
-    """Have a model's attention called by a plan from now on."""
+    """Set the plan by which a model's attention is called."""
     if model.config.get_text_config()._attn_implementation != plan.implementation:
         model.set_attn_implementation(plan.implementation)
     setattr(model, _PLAN, plan)
 
 
 def planned(model: PreTrainedModel) -> AttentionPlan | None:
-    """Return the plan of a model, or None where there is none for the attention that it has now."""
+    """Return the plan of a model, or None if there is none for its present attention implementation."""
     plan: AttentionPlan | None = getattr(model, _PLAN, None)
     implementation: str = model.config.get_text_config()._attn_implementation
     return plan if plan and (implementation == plan.implementation or implementation.startswith(OURS)) else None
 
 
 def plan_of(model: PreTrainedModel) -> AttentionPlan:
-    """Return the plan of a model; where it was never probed, the fastest that its attention allows."""
+    """Return the plan of a model; if it was never probed, the fastest plan that its attention allows."""
     if (plan := planned(model)) is not None:
         return plan
     name: str = model.config.get_text_config()._attn_implementation

@@ -1,12 +1,9 @@
-"""Compute attention run by run, for training rows of several documents: nothing is computed between documents.
-
-Knows how rows are made of runs of tokens, and how Transformers calls attention. Knows nothing of how blocks are drawn: the
-caller brings the runs, and the function that makes the `mask_mod` for a window.
+"""Attention for training rows of several documents, run by run: nothing is computed between documents.
 
 Without FlexAttention, a mask over whole rows forbids most of what is computed: a row of L clean tokens and as many noisy ones
-has 4 L² pairs. So a row is split into runs, and each run is attended by a separate call: a clean document to itself by
-Transformers' own `sdpa`, and a few noisy blocks of a document to each other and to the clean tokens before the last of them by
-`grouped_sdpa`.
+has 4 L² pairs. So a row is split into runs, and each run has a separate call. A clean document attends to itself by
+Transformers' own `sdpa`. A few noisy blocks of a document attend to each other, and to the clean tokens before the last of
+them, by `grouped_sdpa`. The caller provides the runs, and a function that makes the `mask_mod` for a window.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,28 +26,28 @@ Half = Literal["both", "clean", "noisy"]
 
 
 class Run(NamedTuple):
-    """Describe adjacent tokens of a row that one call attends."""
+    """Adjacent tokens of a row whose attention is computed by one call."""
 
-    length: int  # how many
+    length: int  # number of tokens
     document: int | None  # the number of the document in its row; None for padding, for which nothing is computed
-    earlier: int = 0  # how many of the document's clean tokens, from its first on, they may see besides each other
+    earlier: int = 0  # number of the document's first clean tokens that the run may see besides itself
 
 
 class RowRuns(NamedTuple):
-    """Hold the runs of a row, in order: the clean ones, documents by number and then padding; then the noisy ones."""
+    """The runs of a row, in order: clean ones (documents by number, then padding), then noisy ones."""
 
     clean: tuple[Run, ...]
     noisy: tuple[Run, ...] = ()
 
 
 CleanKeys = dict[nn.Module, tuple[Tensor, Tensor]]
-"""Keys and values [B, H', L, D] of each attention module, which a pass over clean tokens computes, and passes over noisy ones
-read. Not one of Transformers' caches: those are taken away from layers that are run again in the backward pass."""
+"""Keys and values [B, H', L, D] of each attention module: a pass over clean tokens computes them, passes over noisy tokens read
+them. This is no Transformers cache, since layers that are rerun in the backward pass would lose that."""
 
 
 class Layout:
-    """Hold what the attention function needs to know of a pass in a model of some config. It is no dataclass: FSDP2 copies
-    those, and the dicts in them, on their way into each layer, and what is kept in `clean_keys` would be lost."""
+    """The layout of a pass, for the attention function. It is no dataclass: FSDP2 copies dataclasses, and the dicts in them, on
+    their way into each layer, and the contents of `clean_keys` would be lost."""
 
     def __init__(
         self,
@@ -60,14 +57,14 @@ class Layout:
         half: Half = "both",
         clean_keys: CleanKeys | None = None,
     ) -> None:
-        self.config, self.rows, self.half = config, rows, half  # the runs of each row, and which are the pass's own
-        self.clean_keys = clean_keys  # kept by a pass over clean tokens, and found by one over noisy tokens
+        self.config, self.rows, self.half = config, rows, half  # the runs of each row, and the half that is computed
+        self.clean_keys = clean_keys  # written by a pass over clean tokens, read by one over noisy tokens
         longest = max((run.length for row in rows for run in row.clean), default=0)
-        # Whether clean runs are plainly causal, without masks; else each has its own mask
+        # Whether clean runs are plainly causal and need no masks; else each has its own mask
         self.is_causal = all(window is None or window >= longest for window in layer_windows(config).values())
 
     def own(self, row: RowRuns) -> list[tuple[Run, bool]]:
-        """Return the runs of a row that the pass computes, and for each whether it has a mask."""
+        """Return the runs of a row that the pass computes, each with whether it has a mask."""
         clean = [(run, run.document is not None and not self.is_causal) for run in row.clean]
         noisy = [(run, run.document is not None) for run in row.noisy]
         return {"both": clean + noisy, "clean": clean, "noisy": noisy}[self.half]
@@ -82,14 +79,14 @@ class Layout:
 def document_masks(
     layout: Layout, mask_mod_for: Callable[[int | None], MaskMod], *, device: torch.device
 ) -> AttentionMask:
-    """Return the masks of a pass, one behind the other, [1, 1, 1, pairs] bool; by layer type where a model mixes them.
-    Transformers hands a 4D tensor to the attention function as it is, whatever its shape."""
+    """Return the masks of a pass, concatenated, [1, 1, 1, pairs] bool; by layer type where a model mixes types. Transformers
+    passes a 4D tensor of any shape on to the attention function unchanged."""
 
     def realise(window: int | None) -> Tensor:
         mask_mod, head = mask_mod_for(window), torch.zeros((1, 1), dtype=torch.long, device=device)
         masks = [torch.zeros(0, dtype=torch.bool, device=device)]
         for number, row in enumerate(layout.rows):
-            b = torch.full((1, 1), number, device=device)  # not a scalar: indexing by one reads it back
+            b = torch.full((1, 1), number, device=device)  # no scalar tensor: indexing by one reads it back
             starts = [0, *accumulate(run.length for run in row.clean + row.noisy)]  # in the whole row
             own_starts = starts[len(row.clean) if layout.half == "noisy" else 0 :]
             for (run, has_mask), start in zip(layout.own(row), own_starts, strict=False):
@@ -104,14 +101,14 @@ def document_masks(
 
 
 def attends_runs(model: PreTrainedModel) -> bool:
-    """Return whether a model's attention is run by run, and not by a mask over whole rows."""
+    """Return whether a model's attention is computed run by run, not under a mask over whole rows."""
     plan = plan_of(model)
     return plan.by_document and plan.implementation == "sdpa"
 
 
 def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Make a model whose attention plan allows it take a `layout`, with masks as before. To be active in the backward pass,
-    too, where it runs layers again (activation checkpointing)."""
+    """While active, let a model whose attention plan allows it take a `layout` besides masks. With activation checkpointing it
+    must be active in the backward pass, too, which reruns layers."""
     plan = plan_of(model)
     if not plan.by_document:
         return nullcontext()
@@ -121,9 +118,9 @@ def document_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 def _document_sdpa(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers calls it: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs]. Returns
-    [B, T, H, D], with zeros for padding. Without the `layout` that the model was given, this is `sdpa`. Raise `SetBlockError`
-    if the model does not hand on what it was given."""
+    """Compute attention by Transformers' interface: query [B, H, T, D], key and value [B, H', T, D], masks [1, 1, 1, pairs].
+    Return [B, T, H, D], with zeros for padding. Without a `layout` this is `sdpa`. Raise `SetBlockError` if the model does not
+    pass its `layout` on."""
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     layout: Layout | None = kwargs.pop("layout", None)
     if layout is None or attention_mask is None:
@@ -171,7 +168,7 @@ def _document_sdpa(
 def _document_flex(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> Any:
-    """Attend by FlexAttention, whose `BlockMask` has all of a layout except where the clean half's keys are."""
+    """Compute attention by FlexAttention. Its `BlockMask` contains all of a layout but the keys of the clean half."""
     layout: Layout | None = kwargs.pop("layout", None)
     kept = None if layout is None else layout.clean_keys
     if layout is not None and kept is not None and layout.half == "clean":

@@ -1,14 +1,12 @@
-"""Compute SDPA with grouped queries for decoding, which reads keys and values directly from the cache.
+"""SDPA with grouped queries for decoding, which reads keys and values directly from the cache.
 
-Knows how Transformers calls attention. Knows nothing of blocks.
+Under a mask, with more than one query, Transformers' `sdpa` copies the keys and values of the whole cache for each query head
+of a group, in every layer of every pass. Here a group's queries become queries of one head instead, [B, H', G Q, D], with the
+mask repeated for them: the same products by the same kernels, without the copy. (`enable_gqa` has no fast kernel on CUDA under
+a mask.)
 
-Under a mask, with more than one query, Transformers' `sdpa` writes the keys and values of the whole cache out anew for each
-query head of a group, in every layer of every pass. Here a group's queries become queries of one head instead, [B, H', G Q, D]
-with the mask repeated for them: the same products, by the same kernels, of a cache that is not copied. (`enable_gqa` has no
-fast kernel on CUDA under a mask.)
-
-No mask is None, and says that each query sees every key. Transformers makes no mask for attention functions that it does not
-know, so None arrives here as it was given.
+A mask of None means that each query sees every key. Transformers makes no mask for attention functions that are not its own,
+so None arrives here as given.
 
 In half precision on a CPU, a query gets the same bits whatever else shares its pass (`invariant_attention`).
 """
@@ -31,7 +29,7 @@ from setblock.model.protocol.runtime import PROMPT_PART
 from setblock.model.weights import PrepackedLinear, is_invariant
 
 GROUPED_SDPA, INVARIANT_SDPA = f"{OURS}grouped_sdpa", f"{OURS}invariant_sdpa"
-"""Names of the attention functions below."""
+"""Names under which the attention functions below are registered with Transformers."""
 
 
 def grouped_sdpa(
@@ -46,10 +44,13 @@ def grouped_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers asks: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or [B, 1, G Q, K], or
-    None where each query sees every key. Returns [B, Q, H, D]. Transformers' `sdpa` is left what is not plain masked attention,
-    and so many queries that their masks outweigh the keys (`_most`). `must_be_invariant`: whether a query gets the same bits
-    whatever shares its pass. Then so many are attended head by head, with one mask."""
+    """Compute attention by Transformers' interface: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or
+    [B, 1, G Q, K], or None where each query sees every key. Return [B, Q, H, D].
+
+    Transformers' `sdpa` still computes what is not plain masked attention, and calls with so many queries that their masks are
+    larger than the keys (`_most`). With `must_be_invariant` a query gets the same bits whatever shares its pass; calls with so
+    many queries then run head by head, with one mask.
+    """
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
     of_group = heads // groups  # G
     # Arguments by which Transformers' `sdpa` does something else
@@ -61,7 +62,7 @@ def grouped_sdpa(
         or not is_plain
         or (not must_be_invariant and (of_group == 1 or queries > _most(groups, size)))
     ):
-        if attention_mask.shape[2] > queries:  # was made for a group
+        if attention_mask.shape[2] > queries:  # the mask was made for a group
             attention_mask = attention_mask[:, :, :queries].to(query.dtype)
         result: tuple[Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -83,56 +84,56 @@ def grouped_sdpa(
 
 
 LEAST_ROWS, LEAST_PREPACKED = 2, 4
-"""Tokens of a pass, and outputs of its head, at least: a product of one row has another kernel. With prepacked weights, one of
+"""The least tokens of a pass, and outputs of its head: a product of one row has another kernel. With prepacked weights, one of
 two rows takes up to a third longer than one of four."""
 
 MULTIPLE = 8
-"""Tokens of a pass, and outputs of its head, are a multiple of so many, where they are more. oneDNN prepares a product for each
-number of rows that it meets first, which takes a fifth as long as the product. So new numbers are rare."""
+"""Above the least, tokens of a pass and outputs of its head are a multiple of this, so that new row counts are rare: oneDNN
+prepares a product for each new row count, which takes a fifth as long as the product."""
 
 
 class GroupedAttention:
-    """Call the attention above in a model's passes, if its plan allows it. A config takes long to ask: this asks once."""
+    """Makes a model's passes call the attention above, if its plan allows it. Reads the config once, since that is slow."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.config, self.dtype = model.config.get_text_config(), model.dtype  # of the text model
-        self.is_used = plan_of(model).grouped  # others keep their own attention
-        # Where layers differ in size, one stands for all: a layer with other groups takes the first Q of the mask
+        self.config, self.dtype = model.config.get_text_config(), model.dtype  # those of the text model
+        self.is_used = plan_of(model).grouped  # if not, the model keeps its own attention
+        # Where layers differ in size, one is used for all: a layer with other groups takes the first Q rows of the mask
         layer = self.config.per_layer_config[0] if getattr(self.config, "is_heterogeneous", False) else self.config
         heads = getattr(layer, "num_attention_heads", 1)
         groups = getattr(layer, "num_key_value_heads", None) or heads
         size = getattr(layer, "head_dim", None) or getattr(layer, "hidden_size", 0) // heads
-        self.of_group: int = heads // groups  # G, query heads that share a key head
+        self.of_group: int = heads // groups  # G, the query heads of each key head
         self.is_invariant = is_invariant(model.dtype, model.device)  # a token gets the same bits in each pass
         is_prepacked = any(isinstance(module, PrepackedLinear) for module in model.modules())
         self.least = LEAST_PREPACKED if is_prepacked else LEAST_ROWS
         if self.is_invariant:
             sdpa_keeps_bits(model.dtype, size)
-        self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA  # what replaces Transformers' `sdpa`
-        # Whether a pass whose queries see every key needs a mask, too
+        self.name = INVARIANT_SDPA if self.is_invariant else GROUPED_SDPA  # replaces Transformers' `sdpa`
+        # Whether a pass needs a mask even if its queries see every key
         self.needs_masks = not self.is_used or self.is_invariant or {*layer_windows(self.config).values()} != {None}
         repeats = self.is_used and (heads > groups or self.is_invariant)
-        # With more, a mask is left as it is
+        # With more queries, a mask is left as it is
         most = _MOST_INVARIANT if self.is_invariant else _most(groups, size)
         self.most_queries = most if repeats else 0
 
     def active(self) -> AbstractContextManager[None]:
-        """Have the model's layers call it for a while."""
+        """While active, the model's layers call this attention."""
         return attention_by(self.name, self.config) if self.is_used else nullcontext()
 
     def filled(self, count: int) -> int:
-        """Return how many tokens a pass computes, or outputs its head, where `count` are needed."""
+        """Return the number of tokens that a pass computes, or of outputs of its head, if `count` are needed."""
         if not self.is_invariant:
             return count
         return max(count, self.least) if count <= MULTIPLE else -(-count // MULTIPLE) * MULTIPLE
 
     def whole_chunks(self, keys: int) -> int:
-        """Return the keys that a pass reads to see so many: of whole chunks nothing is copied."""
+        """Return `keys` rounded up to the number that a pass reads: whole chunks are not copied."""
         return -(-keys // CHUNK) * CHUNK if self.is_invariant else keys
 
     def mask(self, mask: Tensor | BlockMask, *, queries: int) -> Tensor | BlockMask:
-        """Return what is added to the scores of a group's queries, [B, 1, `mask_rows`, K], of a mask [B, 1, Q, K] of where they
-        may look. Else every layer makes it. A layer with other groups takes the first Q."""
+        """Return the bias on the scores of a group's queries, [B, 1, `mask_rows`, K], from a bool mask [B, 1, Q, K]. Made here,
+        it is not made again in every layer. A layer with other groups takes the first Q rows."""
         if queries > self.most_queries or not isinstance(mask, Tensor):
             return mask
         mask, rows = added(mask).to(self.dtype), self.mask_rows(queries)
@@ -141,14 +142,14 @@ class GroupedAttention:
         return mask.repeat(1, 1, -(-rows // queries), 1)[:, :, :rows]
 
     def mask_rows(self, queries: int) -> int:
-        """Return the rows of a mask for a group's queries: G Q, filled up where each token is to get the same bits."""
+        """Return the number of rows of a mask for a group's queries: G Q, padded where each token must get the same bits."""
         rows = self.of_group * queries
         return rows + (-rows % ROWS if self.is_invariant else 0)
 
 
 @contextmanager
 def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
-    """Make the layers of a model call the attention function of that name; `config` is that of the text model."""
+    """While active, the layers of a model call the attention function `name`; `config` is that of the text model."""
     usual = config._attn_implementation
     config._attn_implementation = name
     try:
@@ -158,12 +159,12 @@ def attention_by(name: str, config: PretrainedConfig) -> Iterator[None]:
 
 
 def _most(groups: int, size: int) -> int:
-    """Return the queries for which the mask [Q, K] of each head of a group is less to write than keys and values [H', K, D]."""
+    """Return the most queries for which the masks [Q, K] of a group's heads are smaller than keys and values [H', K, D]."""
     return 2 * groups * size
 
 
 _MOST_INVARIANT = PROMPT_PART - 1
-"""Queries whose mask is written for each head of a group, once for all layers, where a query must get the same bits."""
+"""The most queries whose mask is repeated for each head of a group, once for all layers, in batch-invariant attention."""
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)

@@ -1,13 +1,11 @@
-"""Attend so that a query gets the same bits whatever else shares its pass: in half precision, on a CPU.
+"""Batch-invariant attention in half precision on a CPU: a query gets the same bits whatever else shares its pass.
 
-Knows how kernels sum. Knows nothing of blocks, nor how Transformers calls attention.
+Method `exact` compares the tokens of passes of different shapes: a plain pass feeds one token, a commit feeds k of them and a
+block after them. In bfloat16 a logit keeps 8 bits, so that the last bit of a hidden state often determines a token, and kernels
+whose order of summation depends on the shapes give different texts.
 
-Method `exact` compares the tokens of passes of different shapes: a plain pass feeds one token, a commit feeds k of them with a
-block behind. In bfloat16 a logit keeps 8 bits, so the last bit of a hidden state often decides a token, and kernels whose order
-of summation depends on the shapes give texts that differ.
-
-PyTorch's own kernel (SDPA) sums in one order on most CPUs, if a call has `ROWS` queries or a multiple of them, and whole chunks
-of keys. Whether it does is tried once (`sdpa_keeps_bits`). Where it doesn't, every sum has one order here:
+PyTorch's own kernel (SDPA) sums in one order on most CPUs if a call has a multiple of `ROWS` queries and whole chunks of keys.
+Whether it does is tried once (`sdpa_keeps_bits`). Where it doesn't, every sum has a fixed order here:
 
     scores     q k^T in float32, of at least `_LEAST_ROWS` queries: the sum is over D, which is fixed, `_PART` at once
     weights    softmax in float32 over whole chunks of keys: what is masked adds exact zeros at the end
@@ -21,33 +19,33 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from setblock.masks import added
 
 ROWS = 16
-"""Queries of a call of SDPA are a multiple of so many: AMX computes 16 rows at once."""
+"""The queries of an SDPA call are a multiple of this: AMX computes 16 rows at once."""
 
 _LEAST_ROWS, _ROWS_IN_ORDER = 4, 128
-"""Queries of a float32 product at least: with fewer, its kernels sum in another order. And at most: the scores of more don't
-stay in the caches, which takes twice the time."""
+"""The least and the most queries of a float32 product. With fewer, its kernels sum in another order. With more, the scores
+don't fit in the CPU's caches, which takes twice the time."""
 
 CHUNK = 64
-"""Keys whose values are summed by one product. Its size is the same for every length of the cache. Where the keys are whole
-chunks, and the mask has as many rows as the call, nothing of them is written anew."""
+"""Keys whose values are summed by one product. The size is the same for every length of the cache. Keys in whole chunks, with a
+mask of as many rows as the call, are not copied."""
 
 _PART = 64
-"""Numbers that a float32 product sums. Of more, Intel's kernels sum in an order that depends on the queries."""
+"""The most numbers that a float32 product sums. With more, the order of summation in Intel's kernels depends on the queries."""
 
 _KEEPS_BITS: dict[tuple[torch.dtype, int], bool] = {}
-"""What `sdpa_keeps_bits` found. `torch.compile` can't trace how it tries."""
+"""Results of `sdpa_keeps_bits`, whose trial `torch.compile` can't trace."""
 
 
 def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float | None = None
 ) -> Tensor:
     """Return masked attention [B, H, R, D] of queries [B, H, R, D] over keys and values [B, H, K, D], all of one
-    half-precision type. No row may see nothing.
+    half-precision type. Every row must see at least one key.
 
     Args:
-        mask: [B, 1, R, K], bool where each query may see a key, or what is added to its score; None where it sees all. More
-            rows, up to a multiple of `ROWS`, are what queries see that are filled up.
-        scale: what the scores are multiplied with; by default 1 / √D.
+        mask: [B, 1, R, K], a bool mask of the keys that each query may see, or a bias added to the scores; None where all are
+            seen. It may have more rows, up to a multiple of `ROWS`: those of padding queries.
+        scale: the factor of the scores; by default 1 / √D.
     """
     rows, size, keys = *query.shape[2:], key.shape[2]
     has_sdpa = value.shape[3] == size and _KEEPS_BITS.get((query.dtype, size), False)
@@ -66,13 +64,13 @@ def invariant_attention(
     scale = size**-0.5 if scale is None else scale
     if has_sdpa:
         return scaled_dot_product_attention(query, key, value, bias, scale=scale)[:, :, :rows]
-    parts = -(-(rows + more) // _ROWS_IN_ORDER)  # alike, and so none is of few rows
+    parts = -(-(rows + more) // _ROWS_IN_ORDER)  # parts of equal size, so that none has few rows
     pairs = zip(query.tensor_split(parts, dim=2), bias.tensor_split(parts, dim=2), strict=True)
     return torch.cat([_attention_in_order(each, key, value, of, scale=scale) for each, of in pairs], dim=2)[:, :, :rows]
 
 
 def _attention_in_order(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scale: float) -> Tensor:
-    """Return `invariant_attention` of whole numbers of rows and chunks."""
+    """Return `invariant_attention` for inputs padded to full rows and chunks."""
     batch, heads, rows, size = query.shape
     groups, chunks = batch * heads, key.shape[2] // CHUNK
     scores = bias.float().expand(batch, heads, -1, -1).reshape(groups, rows, -1)
@@ -87,11 +85,13 @@ def _attention_in_order(query: Tensor, key: Tensor, value: Tensor, bias: Tensor,
 
 
 def sdpa_keeps_bits(dtype: torch.dtype, size: int) -> bool:
-    """Return whether SDPA gives a query of D = `size` the same bits in every call of whole rows and chunks, on this CPU. Tries
-    it once, which takes some milliseconds: queries that see 1, 2, ... chunks of keys, each alone with the keys that it sees and
-    all together, once and several times over, since kernels take more queries at once where there are more. The numbers are
-    such that sums cancel out, and what is left of them is their rounding: in half of the heads the scores, q k^T, and in the
-    others the sum of the values."""
+    """Return whether SDPA on this CPU gives a query of D = `size` the same bits in every call of full rows and chunks.
+
+    It is tried once, which takes some milliseconds. Queries that see 1, 2, ... chunks of keys run alone with their keys and all
+    together, once and several times over, since kernels take more queries at once if there are more. The numbers are chosen
+    so that sums cancel out and only rounding is left: in half of the heads that of the scores, q k^T, in the others that of the
+    sum of values.
+    """
     if (dtype, size) not in _KEEPS_BITS:
         numbers, most = torch.Generator().manual_seed(0), 11  # chunks: SDPA goes through 512 keys at a time
         keys, rows = most * CHUNK, most * ROWS

@@ -1,10 +1,8 @@
-"""Read fine-tuned weights that are stored as a small delta from the weights that they started from.
+"""Fine-tuned weights, restored from a small delta and the base weights.
 
-Knows tensors by name and shape. Knows nothing of models or files, or of how a delta is made.
-
-The change of a matrix is stored as two factors of a low rank, as LoRA has it. Vectors, and chosen rows, are stored as they are.
-A row of a factor has one step. Its numbers are the middles of 2^b steps of that size around 0: (q + 1/2) step,
--2^(b-1) <= q < 2^(b-1). The bits of q are stored apart from each other, each bit of all numbers as a matrix.
+The change of a matrix is stored as two low-rank factors, as in LoRA. Vectors and selected rows are stored unchanged. Factors
+are quantised to b bits with one step size for each row: a number is (q + 1/2) step, -2^(b-1) <= q < 2^(b-1). Each bit of q is
+stored as a separate matrix.
 """
 
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ PLANES, STEPS, COLUMNS = ".planes", ".steps", ".columns"
 
 
 def with_delta(base: Mapping[str, Tensor], packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of which `packed` is the delta, in float32; tensors that it does not name are those of `base`."""
+    """Return the fine-tuned tensors in float32: those of `base` changed by the delta `packed`. Others are those of `base`."""
     packed = from_few_bits(packed)
     made: dict[str, Tensor] = {}
     for name, weight in base.items():
@@ -32,7 +30,7 @@ def with_delta(base: Mapping[str, Tensor], packed: dict[str, Tensor]) -> dict[st
 
 
 def from_few_bits(packed: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors whose matrices are stored in few bits: these in float32, others as they are."""
+    """Return the tensors of `packed` with the quantised matrices in float32; others are returned as they are."""
     state: dict[str, Tensor] = {}
     for name, values in packed.items():
         if name.endswith(PLANES):

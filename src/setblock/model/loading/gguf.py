@@ -1,6 +1,6 @@
-"""Read GGUF files as checkpoints: llama.cpp's one-file format, read through Transformers.
+"""GGUF files (llama.cpp's one-file format) as checkpoints, read through Transformers.
 
-Knows how a GGUF file is named to Transformers, and under which keys it holds facts and a tokenizer. Knows nothing of decoding.
+The module has the keys of the SBD config and the tokenizer, and the arguments with which Transformers reads such a file.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ END_OF_TEXT_KEY = "setblock.end_of_text_ids"
 TOKENIZER_KEY = gguf.Keys.Tokenizer.HF_JSON
 """The content of `tokenizer.json`, a key of GGUF's own."""
 ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
-"""Special tokens, by Transformers' names and by GGUF's."""
+"""GGUF's names for special tokens, by Transformers' names."""
 
 Metadata = Callable[[str], str | None]
-"""What a GGUF file says under a key, as text; None where it says nothing."""
+"""Returns the value under a key of a GGUF file, as text, or None if there is none."""
 
 
 def pretrained_arguments(source: str) -> dict[str, str]:
-    """Return the arguments by which Transformers' `from_pretrained` finds a folder, a hub id or a GGUF file."""
+    """Return the arguments with which Transformers' `from_pretrained` finds a folder, a hub id or a GGUF file."""
     if not is_gguf(source):
         return {"pretrained_model_name_or_path": source}
     path = Path(source)
@@ -39,8 +39,8 @@ def pretrained_arguments(source: str) -> dict[str, str]:
 
 
 def weights_arguments(source: str) -> dict[str, Any]:
-    """Return `pretrained_arguments` for a model's weights: every weight of a GGUF file becomes a plain one, which can be
-    trained. Raise `SetBlockError` if the installed Transformers can't do that."""
+    """Return `pretrained_arguments` for loading weights: those of a GGUF file are dequantised, and can be trained. Raise
+    `SetBlockError` if the installed Transformers can't do that."""
     arguments: dict[str, Any] = {**pretrained_arguments(source)}
     if is_gguf(source):
         config = getattr(transformers, "GgufConfig", None)
@@ -53,10 +53,10 @@ def weights_arguments(source: str) -> dict[str, Any]:
 
 
 def metadata_of(source: str | Path) -> Metadata:
-    """Return the metadata of a file, or raise `SetBlockError` if it is damaged. Takes seconds where the vocabulary is large."""
+    """Return the metadata of a file. With a large vocabulary this takes seconds. Raise `SetBlockError` if it is damaged."""
     try:
         fields = gguf.GGUFReader(source).fields
-    except Exception as error:  # over a damaged file the reader raises anything
+    except Exception as error:  # the reader raises errors of any type over a damaged file
         raise SetBlockError(
             f"model {source} is a damaged or truncated GGUF file: {one_line(error)}; download it again"
         ) from error
@@ -64,21 +64,21 @@ def metadata_of(source: str | Path) -> Metadata:
 
 
 def sbd_config_in(metadata: Metadata, source: str | Path, *, vocab_size: int) -> SBDModelConfig | None:
-    """Return the SBD config that a file holds, or None. Raise `SetBlockError` if there are some, but not valid ones."""
+    """Return the SBD config in a file, or None if it has none. Raise `SetBlockError` if it is not valid."""
     where, recorded = f"{source}: {FACTS_KEY}", _json(metadata, FACTS_KEY, source)
     return None if recorded is None else sbd_config_from_json(recorded, vocab_size=vocab_size, where=where)
 
 
 def end_of_text_in(metadata: Metadata, source: str | Path) -> tuple[int, ...]:
-    """Return the ids that end an answer; empty where setblock did not write the file."""
+    """Return the ids that end an answer; empty if the file was not written by setblock."""
     return tuple(_json(metadata, END_OF_TEXT_KEY, source) or ())
 
 
 def tokenizer_in(metadata: Metadata, source: str | Path) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that a file holds: its `tokenizer.json`, else what Transformers makes of llama.cpp's vocabulary.
-    Raise `SetBlockError` if there is none that Transformers can read."""
+    """Return the tokenizer in a file: its `tokenizer.json`, else the one that Transformers makes from llama.cpp's vocabulary.
+    Raise `SetBlockError` if Transformers can read neither."""
     whole = metadata(TOKENIZER_KEY)
-    # Transformers and tokenizers raise anything over what they can't read
+    # Transformers and tokenizers raise errors of any type over files that they can't read
     with prefixed(f"model {source}: its tokenizer can't be read", Exception):
         if whole is None:
             return AutoTokenizer.from_pretrained(**pretrained_arguments(str(source)))

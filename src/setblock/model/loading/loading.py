@@ -1,4 +1,4 @@
-"""Load a model that can be decoded in blocks, or raise an error with the reason."""
+"""`setblock.load`: loads a model that can be decoded in blocks, or raises an error with the reason."""
 
 import logging
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import Quantization, four_bits, quantize
 
 _STEPS = logging.getLogger("setblock.steps")
-"""What is under way that may take seconds."""
+"""Logs steps that may take seconds."""
 
 
 class NotTrainedForBlocks(SetBlockWarning):
-    """Warn that the model was never trained for blocks."""
+    """The warning about a model that was never trained for blocks."""
 
 
 def load(
@@ -56,8 +56,8 @@ def load(
 ) -> SBDModel:
     """Load a causal LM from a local folder, a hub id, a GGUF file or by a short name such as `smollm2`.
 
-    A model that was never trained for blocks loads with a warning. It decodes by `ntp` and by `exact`, which then copies its
-    drafts from the text. It can be trained.
+    A model that was never trained for blocks loads with a warning. It can be trained, and it decodes by `ntp` and by `exact`,
+    which then copies its drafts from the text.
 
     Args:
         path: a folder, a hub id, a GGUF file, or a name: `bundled` or one of `NAMED_MODELS`. The default is the bundled
@@ -76,7 +76,7 @@ def load(
         SetBlockError: the model does not exist, one of its files is damaged, its architecture does not support blocks,
             or a required package or device is missing.
     """
-    # 1. What it is
+    # 1. The kind of model
     if quantization not in (None, *get_args(Quantization)):
         raise SetBlockError(f"quantization must be one of {', '.join(get_args(Quantization))}, not {quantization!r}")
     source = resolved(str(path))
@@ -112,7 +112,7 @@ def load(
             f"model {source} has an adapter on its future block, and can't be quantised: load it without quantization"
         )
 
-    # 2. Its files
+    # 2. Tokenizer and weights
     tokenizer = _tokenizer_of(source, trust_remote_code, metadata)
     usual = None  # Transformers' choice, which is best, but SDPA has no soft-capping of scores
     if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
@@ -133,9 +133,9 @@ def load(
         )
     _check_weights(source, report)
     unmade = next((name for name, each in model.named_parameters() if each.is_meta and str(device) != "meta"), None)
-    if unmade is not None:  # moving it to a device would be what fails
+    if unmade is not None:  # else moving the model to a device would fail
         raise SetBlockError(f"model {source}: Transformers could not make {unmade} of its weights; download it again")
-    if metadata is not None:  # Transformers reads nothing of ours
+    if metadata is not None:  # Transformers does not read setblock's own keys
         model.generation_config.eos_token_id = list(gguf.end_of_text_in(metadata, source)) or config.eos_token_id
         if sbd_config is not None:
             sbd_config.write_to(model.config)
@@ -146,13 +146,13 @@ def load(
                 lora = read_lora(Path(at_home[0]).parent, row=True)
             load_adapter(model, *lora)
 
-    # 3. How its weights are stored, and where it runs
+    # 3. Storage of the weights, and device
     if quantization == "int8":
         check_stored(model, quantize, "quantised to int8")
         quantize(model)
     try:
         model = model.eval() if in_four_bits else model.to(device).eval()
-    except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built for the device
+    except (RuntimeError, AssertionError) as error:  # PyTorch raises AssertionError if it was not built for the device
         raise SetBlockError(f"can't use device {str(device)!r}: {_line(error)}") from error
     if model.device.type == "cpu":
         keep_freed_memory()
@@ -164,7 +164,7 @@ def load(
     sbd = SBDModel(model, tokenizer, sbd_config=sbd_config, quantization=quantization)
     if metadata is None:
         texts = None
-        with suppress(OSError):  # it has no draft text, or the hub is out of reach: it would only save passes
+        with suppress(OSError):  # no draft text, or no connection to the hub; the text is optional
             texts = cached_file(source, DRAFT_TEXT_FILE)
         if texts is not None:
             sbd.draft_text = draft_text_of(read_texts(Path(texts)), sbd)
@@ -174,7 +174,7 @@ def load(
 
 
 def warn_if_untrained(source: str, sbd_config: SBDModelConfig | None) -> None:
-    """Warn of a model that was never trained for blocks, in the name of the caller's caller."""
+    """Warn if a model was never trained for blocks, with the caller's caller as the source of the warning."""
     if sbd_config is None or not sbd_config.block_sizes:
         warn(
             f"{source} was never trained for blocks: method 'exact' copies its drafts from the text; fine-tune it with "
@@ -184,8 +184,8 @@ def warn_if_untrained(source: str, sbd_config: SBDModelConfig | None) -> None:
 
 
 def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
-    """Load the config and the tokenizer of a checkpoint, whose weights need not be there. Raise `SetBlockError` if one does not
-    exist, or is damaged."""
+    """Load the config and the tokenizer of a checkpoint, which needs no weights. Raise `SetBlockError` if one of them does not
+    exist or is damaged."""
     source = resolved(str(path))
     check_source(source, needs_weights=False)
     metadata = gguf.metadata_of(source) if is_gguf(source) else None  # first, as it says whether the file is whole
@@ -193,7 +193,7 @@ def load_tokenizer(path: str | Path) -> tuple[PretrainedConfig, PreTrainedTokeni
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
-    """Load the config of a checkpoint; nothing else of it need be there. Raise `SetBlockError` if it does not exist, or is
+    """Load the config of a checkpoint, which needs no other files. Raise `SetBlockError` if it does not exist or is
     damaged."""
     source = resolved(str(path))
     check_source(source, needs_weights=False)
@@ -201,7 +201,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
 
 
 def has_tokenizer(path: str | Path) -> bool:
-    """Return whether a checkpoint has a tokenizer. One of a hub is taken to have one."""
+    """Return whether a checkpoint has a tokenizer. A checkpoint on the hub is assumed to have one."""
     folder = Path(resolved(str(path)))
     return not folder.is_dir() or any(file for pattern in _TOKENIZERS for file in folder.glob(pattern))
 
@@ -234,12 +234,12 @@ def _tokenizer_of(source: str, trust_remote_code: bool, metadata: gguf.Metadata 
 
 
 _TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
-"""Files, one of which a folder with a tokenizer has."""
+"""Tokenizer files; a folder with a tokenizer has at least one of them."""
 
 
 @contextmanager
 def _reading(source: str, part: str) -> Iterator[None]:
-    """Turn whatever Transformers raises over a broken or missing file into a `SetBlockError`. It raises anything there, from
+    """Turn any error that Transformers raises over a broken or missing file into a `SetBlockError`. The errors range from
     KeyError to ZeroDivisionError, so only calls to Transformers belong inside."""
     try:
         yield
@@ -248,7 +248,7 @@ def _reading(source: str, part: str) -> Iterator[None]:
             f"model {source}: its safetensors file is corrupt or truncated ({_line(error)}): download it again"
         ) from error
     except Exception as error:
-        if "`CONVERSION` entries" in str(error):  # of a report that nobody sees, about weights that are put together
+        if "`CONVERSION` entries" in str(error):  # it refers to a report that is not shown
             raise SetBlockError(f"model {source}: some of its weights have other shapes than by its config") from error
         where = "" if Path(source).exists() else "the hub does not give it: "
         kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
@@ -256,7 +256,7 @@ def _reading(source: str, part: str) -> Iterator[None]:
 
 
 def _check_weights(source: str, report: dict[str, Any]) -> None:
-    """Refuse a checkpoint that leaves some weights as random as they were made."""
+    """Raise `SetBlockError` for a checkpoint that leaves some weights at their random initial values."""
     for name, stored, wanted in sorted(report["mismatched_keys"]):
         raise SetBlockError(
             f"model {source}: {name} has shape {list(stored)} in its weights, and {list(wanted)} by its config"
@@ -269,12 +269,12 @@ def _check_weights(source: str, report: dict[str, Any]) -> None:
 
 
 _MOST = {"num_hidden_layers": 1000, "hidden_size": 1_000_000, "vocab_size": 10_000_000}
-"""Sizes in a config from which on it is broken. A model would be made of it, for hours or of all memory, before anything sees
-that the weights are of another one."""
+"""Sizes from which on a config is taken to be broken. Making a model of that size would take hours or all memory before the
+mismatch with the weights is found."""
 
 
 def refuse_unsupported(config: PretrainedConfig) -> None:
-    """Raise `SetBlockError` with the reason if an architecture does not support blocks, or has sizes that no model has."""
+    """Raise `SetBlockError` with the reason if an architecture does not support blocks, or if its sizes are unrealistic."""
     name = config.model_type
     for size, most in _MOST.items():
         value = getattr(config.get_text_config(), size, None)
@@ -296,7 +296,7 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
-    """Return the class of a config's causal LM: the text model, or one that takes more than text and is given text only. Raise
+    """Return the class of a config's causal LM: a text model, or a multimodal one that is given text only. Raise
     `SetBlockError` if Transformers has no such class."""
     for auto in (AutoModelForCausalLM, AutoModelForMultimodalLM):
         if type(config) in auto._model_mapping or auto.__name__ in (getattr(config, "auto_map", None) or {}):
@@ -305,7 +305,7 @@ def _auto_class(config: PretrainedConfig) -> Any:
 
 
 def _line(error: BaseException) -> str:
-    """Return the first line of an error's message, and the next ones as long as a line ends in mid-sentence."""
+    """Return the first line of an error's message, with the following ones as long as a sentence is unfinished."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     end = next((n for n, line in enumerate(lines, start=1) if not line.endswith((":", ",", "("))), len(lines))
     return " ".join(lines[:end])

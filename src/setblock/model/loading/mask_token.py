@@ -1,7 +1,4 @@
-"""Choose the mask token: a reserved id of the tokenizer if it has one, else a new one.
-
-Knows tokenizers and embedding matrices. Knows nothing of masks in attention.
-"""
+"""The choice of the mask token: a reserved id of the tokenizer if it has one, else a new one."""
 
 import re
 from collections.abc import Set
@@ -22,14 +19,14 @@ _RESERVED = re.compile(
 
 def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Give the model a mask token and return its id: the tokenizer's own, else the first reserved token that nothing uses, else
-    `<|mask|>`, appended. The rows of a reserved or appended token start from the mean of all rows: in the middle of what the
-    model knows, rather than at the noise that ids never trained are left with."""
+    `<|mask|>`, appended. The embedding rows of a reserved or appended token start from the mean of all rows, not from the noise
+    of an untrained row."""
     own: int | None = tokenizer.mask_token_id
     mask_token_id = reserved_id(tokenizer, in_use=_special_ids(model)) if own is None else own
     if mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
         mask_token_id = int(tokenizer.convert_tokens_to_ids(MASK_TOKEN))
-    # Many models have more rows than their tokenizer has tokens; then there is nothing to resize.
+    # Many models have more rows than their tokenizer has tokens; they need no resizing.
     rows, heads = (len(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings()))
     if rows != heads and mask_token_id >= min(rows, heads):
         raise SetBlockError(
@@ -45,8 +42,8 @@ def add_mask_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def reserved_id(tokenizer: PreTrainedTokenizerBase, *, in_use: Set[int] = frozenset()) -> int | None:
-    """Return the smallest reserved special id of a tokenizer that has no role, or None. Its named special tokens and those that
-    its chat template writes have one, and the ids `in_use` have one for the model."""
+    """Return the smallest reserved special id of a tokenizer that has no role, or None. The named special tokens, those that
+    the chat template writes and the ids `in_use` have a role."""
     roles = {getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad", "unk", "sep", "cls")} | in_use
     template = str(tokenizer.chat_template or "")
     found = [
@@ -58,7 +55,7 @@ def reserved_id(tokenizer: PreTrainedTokenizerBase, *, in_use: Set[int] = frozen
 
 
 def _special_ids(model: PreTrainedModel) -> set[int]:
-    """Return the ids that the model's own configs name."""
+    """Return the special ids that the model's own configs name."""
     found: set[int] = set()
     for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
         for role in ("bos", "eos", "pad"):
@@ -72,6 +69,6 @@ def _start_from_mean(model: PreTrainedModel, token_id: int) -> None:
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         for values in (layer.weight, getattr(layer, "bias", None)):
             if values is not None:
-                # No mask of tokens: processes that load no weights have tensors without storage
+                # No boolean indexing: processes that load no weights have tensors without storage
                 others = torch.cat([values[:token_id], values[token_id + 1 :]])
                 values[token_id] = others.float().mean(dim=0).to(values.dtype)

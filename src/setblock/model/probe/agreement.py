@@ -1,8 +1,6 @@
-"""Check that a model gives what Transformers' own uncached pass gives, in every way that decoding and training call it.
+"""Checks that a model's logits agree with Transformers' own uncached pass in every way that decoding and training call it.
 
-Knows passes and masks. Knows nothing of how a model's attention is chosen: it is called as its plan says.
-
-Rows of several lengths, one shorter than a lowered threshold and two longer:
+The model is called by its attention plan. Rows have several lengths, one below a lowered threshold and two above:
 
     0 ......... first ......... start ......... end
       prefill           commit          block
@@ -32,40 +30,40 @@ from setblock.model.runners.forward import logits_at
 
 _FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4
 BATCH, CAPACITY = len(_START), max(_START) + _BLOCK
-_TOLERANCE = 0.01  # relative, in float32: rounding stays far below it, a wrong mask or position far above
+_TOLERANCE = 0.01  # relative, in float32: rounding errors are far smaller, those of a wrong mask or position far larger
 
 
 class DisagreementError(Exception):
-    """Report that a model gives other logits than it should; the message says where."""
+    """The error raised if a model's logits are wrong; the message says where."""
 
 
 class Expected:
-    """Hold what each row should give."""
+    """The expected logits of each row."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Run uncached passes over single rows, by Transformers' own attention. Raise `DisagreementError` if a token's logits
-        change with what follows it, or the model does not follow a mask."""
+        """Run uncached passes over single rows with Transformers' own attention. Raise `DisagreementError` if a token's logits
+        depend on later tokens, or if the model ignores a mask."""
         generator = torch.Generator().manual_seed(1)
-        # The tokens [start + block] of each
+        # The tokens [start + block] of each row
         self.rows = [torch.randint(1, 64, (start + _BLOCK,), generator=generator).to(model.device) for start in _START]
-        # For each, the logits [start + block, V] of a plain pass, and [block, V] of its block when all of it sees all of it
+        # For each row, the logits [start + block, V] of a plain pass, and [block, V] of a block with bidirectional attention
         self.causal = [_plain(model, row) for row in self.rows]
         self.block: list[Tensor] = []
         for row, first, plain in zip(self.rows, _FIRST, self.causal, strict=True):
-            told = "the logits of a token change with the tokens that follow it"
-            _compare(_plain(model, row[:first]), plain[:first], told)
+            difference = "the logits of a token change with the tokens that follow it"
+            _compare(_plain(model, row[:first]), plain[:first], difference)
         for row, start, plain in zip(self.rows, _START, self.causal, strict=True):
             masked = _masked(model, row, start)
-            told = "it gives other logits with a 4D mask and position ids than without"
-            _compare(masked[:start], plain[:start], told)
+            difference = "it gives other logits with a 4D mask and position ids than without"
+            _compare(masked[:start], plain[:start], difference)
             if torch.equal(masked[start], plain[start]):
                 raise DisagreementError("it ignores a mask that lets a token attend to later ones")
             self.block.append(masked[start:])
 
 
 def check_decoding(runner: Runner, expected: Expected) -> None:
-    """Check prefill, a commit with a block, a block, and single tokens, for rows next to each other. Raise `DisagreementError`
-    if some logits are not the expected ones. The runner has an empty cache of `BATCH` rows of `CAPACITY` positions."""
+    """Check a prefill, a commit with a block, a block, and single tokens, in a batch of rows. The runner must have an empty
+    cache of `BATCH` rows of `CAPACITY` positions. Raise `DisagreementError` if some logits are not the expected ones."""
     everyone, ends = range(BATCH), [start + _BLOCK for start in _START]
     nothing, blocks = [0] * BATCH, [_BLOCK] * BATCH
     step = partial(_step, runner, expected)
@@ -78,7 +76,7 @@ def check_decoding(runner: Runner, expected: Expected) -> None:
 
 
 def check_training(model: PreTrainedModel, expected: Expected) -> None:
-    """Check two rows with three documents, their blocks and padding. Raise `DisagreementError` as `check_decoding`."""
+    """Check two rows with three documents, their blocks and padding. Raise `DisagreementError` as `check_decoding` does."""
     documents = ((1, 2), (0,))  # of each row
     clean = max(sum(_START[document] for document in row) for row in documents)
     length, device = clean + _BLOCK * max(map(len, documents)), model.device
@@ -137,7 +135,7 @@ def _step(
     blocks: Sequence[int],
     where: str,
 ) -> None:
-    """ModelInput each of `rows` from its start to its end, the last of it as a block."""
+    """Feed each of `rows` from its start to its end in one pass, the last tokens as a block."""
     device = expected.rows[0].device
     schedules = [RowSchedule(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows]
     start, end, block_start = torch.tensor([scheduled[:3] for scheduled in schedules], device=device).T[
@@ -184,7 +182,7 @@ def _plain(model: PreTrainedModel, row: Tensor, **more: Any) -> Tensor:
 
 
 def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
-    """Return the logits [T, V] of one row whose tokens from `start` on see each other."""
+    """Return the logits [T, V] of one row whose tokens from `start` on all see each other."""
     positions = torch.arange(len(row), device=row.device)[None]
     limits = torch.where(positions < start, positions + 1, len(row))
     mask = mask_form(model, most=len(row), device=row.device).mask(
@@ -197,8 +195,8 @@ def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
 
 
 def _compare(found: Tensor, wanted: Tensor, difference: str) -> None:
-    """Compare each token's logits [T, V]."""
+    """Raise `DisagreementError`, which names `difference`, if the logits [T, V] differ."""
     distance = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-6)
     worst = float(distance.max())
-    if not worst <= _TOLERANCE:  # not a number, too
+    if not worst <= _TOLERANCE:  # also true for NaN
         raise DisagreementError(f"{difference} (by {worst:.2g} of their size)")

@@ -1,8 +1,8 @@
-"""Find how a model's attention must be called so that all its logits are right, by trying it on a small copy.
+"""The search for a model's attention plan: how its attention must be called so that all logits are right.
 
-A list of supported architectures would be out of date with every release of Transformers; a model that silently ignores a mask
-or a position would decode to nonsense. So each way to call it, the fastest first, runs the passes of decoding and of training
-past every threshold that the config names, and is compared with Transformers' own uncached passes.
+A list of supported architectures would be out of date with every release of Transformers, and a model that silently ignores a
+mask or a position would decode to nonsense. So each way to call a small copy, the fastest first, runs the passes of decoding
+and training past every threshold in the config, and is compared with Transformers' own uncached passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,27 +25,27 @@ from setblock.model.runners.packed_runner import PackedRunner
 _T = TypeVar("_T")
 
 _FOUND: Final[dict[tuple[object, ...], AttentionPlan]] = {}
-"""Plans that this process found, by everything that they depend on."""
+"""Plans found in this process, by everything that they depend on."""
 _ORIGIN = frozenset({"_name_or_path", "architectures", "setblock", "transformers_version"})
-"""What a config says of where its model comes from. No pass depends on it, and a copy in another folder has the same plan."""
+"""Config keys about a model's origin. No pass depends on them, so that a copy in another folder has the same plan."""
 _SAME = 1e-3  # relative, of float32 logits
-_STORED_TOLERANCE = 0.3  # relative; what eight bits lose stays below it
+_STORED_TOLERANCE = 0.3  # relative; errors of eight-bit weights are smaller
 _PAGE = 4  # tokens
 
 
 @one_at_a_time()
 def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) -> AttentionPlan:
-    """Find the plan by which a model's attention is to be called, and let it be called so from now on. Raise `SetBlockError`,
-    which says what goes wrong, if the model can't be decoded in blocks.
+    """Find the plan by which a model's attention must be called, and set it. Raise `SetBlockError` with the reason if the model
+    can't be decoded in blocks.
 
-    A model that has a plan for its attention keeps it. `alternatives` are attention implementations that the model may be given
-    where its own is not right.
+    A model that already has a plan for its attention keeps it. `alternatives` are attention implementations to try if the
+    model's own gives wrong logits.
     """
     plan = planned(model)
     if plan is None:
         own = model.config.get_text_config()._attn_implementation
         config = {name: value for name, value in model.config.to_dict().items() if name not in _ORIGIN}
-        # A small copy needs no more than the shapes of weights that are not here
+        # For a model without weights (`meta`), shapes suffice to make a small copy
         device = torch.device("cpu") if model.device.type == "meta" else model.device
         key = (type(model), str(config), own, *alternatives, device.type)
         plan = _FOUND.get(key) or _found_plan(model, alternatives, device)
@@ -56,8 +56,8 @@ def plan_attention(model: PreTrainedModel, *, alternatives: Sequence[str] = ()) 
 
 @torch.inference_mode()
 def check_stored(model: PreTrainedModel, store: Callable[[PreTrainedModel], None], how: str) -> None:
-    """Raise `SetBlockError` if a small copy no longer computes what it did once `store` has changed how its weights are stored,
-    or if `store` refuses it. `how` says what `store` does, for the message."""
+    """Raise `SetBlockError` if a small copy computes other logits after `store` has changed how its weights are stored, or if
+    `store` refuses it. `how` says what `store` does, for the message."""
     small = small_copy(model, device=model.device)
     wanted = run_text(small)
     store(small)
@@ -91,10 +91,10 @@ def _found_plan(model: PreTrainedModel, alternatives: Sequence[str], device: tor
 
 
 def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPlan:
-    """Return the fastest plan by which a small copy is right with an attention implementation, where `own` is the model's, or
-    raise `DisagreementError` if none is, in decoding.
+    """Return the fastest plan with which a small copy is right under an attention implementation; `own` is the model's. Raise
+    `DisagreementError` if no plan is right in decoding.
 
-    FlexAttention has no kernels for heads as narrow as a small copy's: eager attention is tried in its place.
+    FlexAttention has no kernels for heads as narrow as a small copy's, so that eager attention is tried in its place.
     """
     if implementation == "flex_attention":
         return replace(_tried(small, "eager", "eager"), implementation=implementation, by_document=True)
@@ -126,13 +126,13 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
 def _packed(model: PreTrainedModel) -> Runner:
     pages = -(-CAPACITY // _PAGE)
     runner = PackedRunner(model, pages=BATCH * pages, page_tokens=_PAGE)
-    rows = [range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))]  # in no order
+    rows = [range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))]  # out of order, on purpose
     runner.place(rows, range(BATCH))
     return runner
 
 
 def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: Callable[[], None]) -> AttentionPlan:
-    """Return the first of several plans with which a check passes; raise what the last one raised if none is."""
+    """Return the first of several plans with which a check passes. If none does, raise the last one's error."""
     for plan in plans:
         set_plan(small, plan)
         try:
@@ -146,8 +146,8 @@ def _first_right(small: PreTrainedModel, plans: Sequence[AttentionPlan], check: 
 def _limited(
     small: PreTrainedModel, thresholds: Sequence[Threshold], implementation: str, own: str, reason: DisagreementError
 ) -> AttentionPlan:
-    """Return the plan by which a small copy is right up to a threshold, or raise `DisagreementError` if it is wrong even below
-    all. `reason` is what is wrong past them."""
+    """Return the plan with which a small copy is right up to a threshold. `reason` is what is wrong above it. Raise
+    `DisagreementError` if it is wrong even below all thresholds."""
     wrong: dict[Threshold, DisagreementError] = {}
     for each in thresholds:
         try:
@@ -162,7 +162,7 @@ def _limited(
 
 
 def _run(check: Callable[[], _T], *, failure: str = "it takes no 4D mask, position ids or preallocated cache") -> _T:
-    """Return what a check gives; anything that the model raises in it is a disagreement too, which `failure` describes."""
+    """Return the result of a check. Any error that the model raises becomes a `DisagreementError`, described by `failure`."""
     try:
         return check()
     except DisagreementError:

@@ -1,6 +1,7 @@
-"""Make a small random copy of a model: its class and the structure of its config, with few and narrow layers.
+"""A small random copy of a model: its class and the structure of its config, with few and narrow layers.
 
-Knows configs. Knows nothing of families: the value of a number, and whether weights change their shape with it, say what it is.
+It works for any model family: the role of a number in a config follows from its value, and from whether weights change their
+shape with it.
 """
 
 import copy
@@ -16,33 +17,33 @@ from transformers.utils import logging
 
 from setblock.errors import SetBlockError
 
-VOCABULARY = 64  # tokens of a small copy. The first is every special token at once, and is no text
-LONGEST = 32  # tokens that a small copy can always be given
-SMALL_THRESHOLD = 12  # tokens that a threshold of the config is lowered to, so that a longer text crosses it
+VOCABULARY = 64  # tokens of a small copy; the first serves as every special token, and never as text
+LONGEST = 32  # tokens that every small copy accepts
+SMALL_THRESHOLD = 12  # tokens to which a threshold of the config is lowered, so that a longer text crosses it
 
 _WAYS = ((16, True), (8, True), (4, True), (16, False), (8, False), (2, True), (1, True), (1, False))
-"""By what widths are divided, and whether layers are left out. The first that gives a model which runs is taken."""
+"""The divisor of widths, and whether layers are left out. The first pair that gives a working model is used."""
 _MOST_WEIGHTS = 80_000_000
-_WIDE = 64  # from which on a number is a width
+_WIDE = 64  # numbers from this on are taken for widths
 _NARROWEST = 48  # hidden states
 _MOST_EXPERTS = 16
 _COUNT = re.compile(r"layer|head|group|top_?k|per_tok|codebook|stack|position|window|chunk|len|seq|scalar|distance")
 _HEAD_WIDTH = re.compile(r"head_?dim|head_size|dim_head|d_head")
 _TOKEN = re.compile(r"token_?(id|ids|index)$")
-_NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate|dim|rank")  # only to save time: each shapes weights
+_NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate|dim|rank")  # only to save time: these shape weights
 _CONTEXT = ("max_position_embeddings", "n_positions")
 
 
 class Threshold(NamedTuple):
-    """Describe a number of tokens in a config, past which a model may do something else."""
+    """A number of tokens in a config beyond which a model may compute something else."""
 
-    name: str  # its key
-    value: int  # what it is; the least where the config has several of that name
+    name: str  # its key in the config
+    value: int  # the smallest one where the config has several of that name
 
 
 def small_copy(model: PreTrainedModel, *, device: torch.device | str = "cpu") -> PreTrainedModel:
-    """Return a small float32 copy of a model: its class, the structure of its config, and weights with which tokens look at
-    each other. Raise `SetBlockError` if none can be made that runs."""
+    """Return a small float32 copy of a model: its class, the structure of its config, and random weights with which tokens
+    attend to each other. Raise `SetBlockError` if no working copy can be made."""
     reason = ""
     widest = max(1, getattr(model.config.get_text_config(), "hidden_size", _NARROWEST) // _NARROWEST)
     for factor, cut in _WAYS:
@@ -52,27 +53,27 @@ def small_copy(model: PreTrainedModel, *, device: torch.device | str = "cpu") ->
             small = _made(type(model), _small_config(model.config, factor=factor, cut=cut)).to(device)
             run_text(small)
             return small
-        except Exception as error:  # of Transformers, for a config that fits together no longer
+        except Exception as error:  # raised by Transformers for an inconsistent config
             reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:200]
     raise SetBlockError(f"no small copy of it can be made to try it out ({reason})")
 
 
 def thresholds_of(config: PretrainedConfig, small: PreTrainedModel) -> list[Threshold]:
-    """Return the thresholds in a config, whose small copy is `small`: numbers of tokens, which shape no weights."""
+    """Return the thresholds in a config whose small copy is `small`: numbers of tokens, which shape no weights."""
     least: dict[str, int] = {}
     for holder, name in _numbers(vars(config.get_text_config())):
         if holder[name] > SMALL_THRESHOLD and name not in _CONTEXT and not _NO_THRESHOLD.search(name):
             least[name] = min(holder[name], least.get(name, holder[name]))
     found = []
     for each in starmap(Threshold, least.items()):
-        with suppress(Exception):  # of Transformers: what shapes weights, or has to fit others, is no threshold
+        with suppress(Exception):  # Transformers raises if the number shapes weights or must fit others: no threshold
             run_text(with_low(small, [each]))
             found.append(each)
     return found
 
 
 def with_low(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> PreTrainedModel:
-    """Return the small copy again, with `thresholds` lowered to a value that a short text crosses."""
+    """Return the small copy with `thresholds` lowered to a value that a short text crosses."""
     low, names = copy.deepcopy(small.config), {each.name for each in thresholds}
     for holder, name in _numbers(vars(low.get_text_config())):
         if name in names:
@@ -84,7 +85,7 @@ def with_low(small: PreTrainedModel, thresholds: Sequence[Threshold]) -> PreTrai
 
 def _made(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # warnings would be about the copy's config
+    logging.set_verbosity_error()  # warnings would concern only the copy's config
     try:
         with torch.random.fork_rng(devices=[]):
             with torch.device("meta"):
@@ -100,7 +101,7 @@ def _made(kind: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedMo
 
 @torch.no_grad()
 def _draw_weights(model: PreTrainedModel) -> None:
-    """Draw matrices so large that tokens look at each other, and a wrong mask shows. Norms and biases stay as they are."""
+    """Draw matrices large enough that a wrong mask changes the logits. Norms and biases stay as they are."""
     generator = torch.Generator().manual_seed(0)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -123,7 +124,7 @@ def _small_config(config: PretrainedConfig, *, factor: int, cut: bool) -> Pretra
 
 
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield a config and all that are in it."""
+    """Yield a config and all configs nested in it."""
     yield config
     for value in vars(config).values():
         if isinstance(value, PretrainedConfig):
@@ -131,7 +132,7 @@ def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _cut_layers(config: PretrainedConfig) -> None:
-    """Leave the first layers, at least two and one of each kind that a list of the config names."""
+    """Keep only the first layers: at least two, and one of each kind that a list of the config names."""
     total = getattr(config, "num_hidden_layers", None)
     if not isinstance(total, int):
         return
@@ -147,15 +148,15 @@ def _cut_layers(config: PretrainedConfig) -> None:
 
 
 def _narrowed(name: str, value: Any, factor: int) -> Any:
-    """Return what the number `value` of a config is in a small copy; anything else as it is."""
+    """Return the small copy's value for the number `value` of a config; anything else is returned as it is."""
     if isinstance(value, dict):
         return {key: _narrowed(str(key), each, factor) for key, each in value.items()}
     if _TOKEN.search(name):
         return [0] * len(value) if isinstance(value, list) else None if value is None else 0
     if isinstance(value, list) and all(isinstance(each, int | float) for each in value):
-        if "section" in name:  # of a head's width
+        if "section" in name:  # sections of a head's width
             return [each // factor for each in value]
-        return value[::factor] if name.endswith("factor") else value  # one for each pair of a head's width
+        return value[::factor] if name.endswith("factor") else value  # one for each pair of a head's dimensions
     if isinstance(value, bool) or not isinstance(value, int):
         return value
     if name in _CONTEXT:
@@ -170,7 +171,7 @@ def _narrowed(name: str, value: Any, factor: int) -> Any:
 
 
 def _numbers(values: dict[Any, Any]) -> Iterator[tuple[dict[str, int], str]]:
-    """Yield the numbers in a config and in the dicts within it: the dict that holds each, and its key."""
+    """Yield the numbers in a config and its nested dicts, each as the dict that contains it and its key."""
     for name, value in values.items():
         if not isinstance(name, str) or name.startswith("_") or _TOKEN.search(name) or "vocab" in name:
             continue
@@ -182,7 +183,7 @@ def _numbers(values: dict[Any, Any]) -> Iterator[tuple[dict[str, int], str]]:
 
 @torch.no_grad()
 def run_text(small: PreTrainedModel) -> torch.Tensor:
-    """Return the logits [T, V] of a small copy for a text as long as it can be."""
+    """Return the logits [T, V] of a small copy for the longest text that it accepts."""
     text = torch.arange(LONGEST, device=small.device)[None] % (VOCABULARY - 1) + 1
     logits: torch.Tensor = small(input_ids=text, use_cache=False).logits[0].float()
     return logits

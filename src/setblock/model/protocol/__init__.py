@@ -1,1 +1,1 @@
-"""Define all that decoding knows of a model: another runtime has these, and no other part of `model/`."""
+"""The interface between decoding and a model. Another runtime implements it and needs no other part of `model/`."""

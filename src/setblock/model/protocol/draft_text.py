@@ -1,6 +1,6 @@
-"""Hold texts that a model may write again, such as its earlier answers, and find what followed a few tokens in them.
+"""Draft text: texts that a model may write again, such as its earlier answers, with an index of what followed a few tokens.
 
-Knows texts and token ids. Knows nothing of how drafts are made of them. Shapes: M tokens in all, U different runs, B rows.
+Method `exact` copies drafts from it. Shapes: M tokens in all, U different runs, B rows.
 """
 
 import gzip
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
     from setblock.model.protocol.runtime import LanguageModel
 
 DRAFT_TEXT_FILE = "draft_text.jsonl"  # name of such texts in a checkpoint
-LONGEST_MATCH = 4  # tokens. Of two earlier places that match this many or more, neither is the better one
-LEVELS = 8  # of n times that a run stands, its next token is c times the same one: c / (n + 1), rounded down to so many parts
+LONGEST_MATCH = 4  # tokens; earlier places that match this many or more count as equally good
+# A run that occurs n times is followed c times by one token. The token's level is c / (n + 1) in this many parts, rounded down
+LEVELS = 8
 _MULTIPLIER = 6364136223846793005  # of a hash modulo 2^64; two runs with one hash would only make a wrong draft
 
 
 class Runs(NamedTuple):
-    """Hold the different runs of some number of tokens, and for each where its most frequent next token stands."""
+    """The different runs of a fixed number of tokens, with the place of each run's most frequent next token."""
 
     keys: Tensor  # [U] int64, their hashes, ascending
-    places: Tensor  # [U] int64, where that token stands after the run; of several places the last
-    levels: Tensor  # [U] int64, how often it is that one, in `LEVELS` parts
+    places: Tensor  # [U] int64, the place of that token after the run; the last one of several
+    levels: Tensor  # [U] int64, how often that token follows, in `LEVELS` parts
 
 
 class Found(NamedTuple):
-    """Hold where texts' ends stand: how many of their tokens, 0 where none does; the place of the token after them; and its
-    level there. [B] int64 each."""
+    """Where the ends of B texts occur in the draft text: how many last tokens match (0 for none), the place of the token after
+    them, and that token's level. [B] int64 each."""
 
     matched: Tensor
     place: Tensor
@@ -44,7 +45,7 @@ class Found(NamedTuple):
 
 
 class DraftText(NamedTuple):
-    """Hold the texts with an index of their runs of 1 to `LONGEST_MATCH` tokens."""
+    """Texts with an index of their runs of 1 to `LONGEST_MATCH` tokens."""
 
     token_ids: Tensor  # [M] int64, the texts one after the other, each with an id that ends it
     levels: Tensor  # [M] int64, how often each token follows the `LONGEST_MATCH` before it, in `LEVELS` parts
@@ -56,8 +57,8 @@ class DraftText(NamedTuple):
         return DraftText(self.token_ids.to(device), self.levels.to(device), tuple(runs))
 
     def find(self, last: Tensor, length: Tensor) -> Found:
-        """Return where the longest ends of B texts stand. `last` [B, LONGEST_MATCH] int64 are their last tokens, the very last
-        one first, and `length` [B] int64 how many of them there are."""
+        """Return where the longest ends of B texts occur. `last` [B, LONGEST_MATCH] int64 are their last tokens, the very last
+        one first, and `length` [B] int64 is how many of these each text has."""
         key, found = torch.zeros_like(length), Found(*(torch.zeros_like(length) for _ in Found._fields))
         for column, runs in enumerate(self.runs):
             key = _extended(key, last[:, column])
@@ -71,15 +72,15 @@ class DraftText(NamedTuple):
         return found
 
     def following(self, place: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return [B, count] int64, the tokens at `place` [B] and after it, and their levels; the last ones again past the
-        end."""
+        """Return the tokens at `place` [B] and after it, and their levels, each [B, count] int64. Past the end of the texts,
+        the last ones are repeated."""
         steps = torch.arange(count, device=place.device)
         places = (place[:, None] + steps).clamp(max=len(self.token_ids) - 1)
         return self.token_ids[places], self.levels[places]
 
 
 def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
-    """Return texts of token ids with their index, on the CPU. Raise `SetBlockError` for up to `LONGEST_MATCH` tokens."""
+    """Return texts of token ids with their index, on the CPU. Raise `SetBlockError` for `LONGEST_MATCH` tokens or fewer."""
     token_ids = torch.tensor([token for text in texts for token in text], dtype=torch.long, device="cpu")
     if len(token_ids) <= LONGEST_MATCH:
         raise SetBlockError(f"draft text must have more than {LONGEST_MATCH} tokens, not {len(token_ids)}")
@@ -94,9 +95,9 @@ def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
 
 
 def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
-    """Return texts for a model to copy drafts from: its own earlier answers, or those of another model to such prompts. Raise
-    `SetBlockError` if they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens that the model does not know."""
-    ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # of several, the one that ends a turn of a chat
+    """Return texts for a model to copy drafts from: its own earlier answers, or another model's answers to similar prompts.
+    Raise `SetBlockError` if they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens outside the model's vocabulary."""
+    ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # preferred: it ends a turn of a chat
     end = [last] if last in ends else list(ends[:1])
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     with lock_of(model.tokenizer):
@@ -110,9 +111,9 @@ def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a JSON Lines file, which may be packed by gzip (`.gz`). A line is a text, or has it in `text` or
-    `completion`, or has `messages`, of which the assistant's count. Raise `SetBlockError` if the file can't be read, or a line
-    has none of these."""
+    """Yield the texts of a JSON Lines file, which may be compressed by gzip (`.gz`). A line is a text, or an object with the
+    text in `text` or `completion`, or with `messages`, of which the assistant's are used. Raise `SetBlockError` if the file
+    can't be read, or a line has none of these."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = content.decode("utf-8-sig")
@@ -143,7 +144,7 @@ def _texts_in(line: str, where: str) -> list[str]:
 
 
 def _extended(key: Tensor, token_ids: Tensor) -> Tensor:
-    """Return the hashes of runs that have one more token, in front."""
+    """Return the hashes of the runs with one more token in front."""
     return key * _MULTIPLIER + token_ids + 1
 
 

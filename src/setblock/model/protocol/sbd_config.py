@@ -1,6 +1,6 @@
-"""Define the SBD config: what a checkpoint must record so that it can be decoded in blocks.
+"""The SBD config: what a checkpoint records so that it can be decoded in blocks.
 
-They are stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
+It is stored under one key of the checkpoint's own `config.json`, which stock Transformers keeps and ignores.
 """
 
 import json
@@ -19,15 +19,15 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class CalibratedSetting:
-    """Hold the setting of one method for one domain."""
+    """The calibrated setting of one method for one domain."""
 
-    domain: str  # what it was calibrated on: a task's name, or one given to a file of prompts
+    domain: str  # what it was calibrated on: a task's name, or the name of a file of prompts
     point: Mapping[str, Any]  # the operating point, as `setblock.decoding.settings.operating_point` writes it
-    tolerance: str  # what it keeps, in words
-    tested: bool  # whether that was shown by a test; exact mode keeps it by what it is
-    nfe_speedup: float  # on the examples of the test
-    num_examples: int  # how many these were
-    fingerprint: str  # of the model, to detect weights that were changed since
+    tolerance: str  # the tolerance that it keeps, in words
+    tested: bool  # whether a test showed that; `exact` keeps it by construction
+    nfe_speedup: float  # measured on the examples of the test
+    num_examples: int  # their number
+    fingerprint: str  # of the model, to detect weights that have changed since
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -37,22 +37,22 @@ class CalibratedSetting:
 
     @property
     def method(self) -> str:
-        """Return the method of the point."""
+        """The method of the operating point."""
         return str(self.point["method"])
 
 
 @dataclass(frozen=True)
 class SBDModelConfig:
-    """Hold what SBD fine-tuning fixed.
+    """The SBD config of a model: what SBD fine-tuning fixed.
 
     Attributes:
         mask_token_id: id of the mask token m; None where noise is uniform.
         block_sizes: the block sizes that were trained, sorted; empty before any training.
         logit_shift: whether the output at a masked position predicts that position (False, the paper) or the next (True).
         first_token_from_causal: whether a block's first token is read from the causal logit of the last committed token.
-            Always so with `logit_shift`, where no block output predicts it.
+            Always True with `logit_shift`, where no block output predicts it.
         noisy_adapter: whether the checkpoint holds, in a separate folder, an adapter that acts on the future block alone.
-        noise_vocab_size: of uniform noise: random ids below this stand where others have the mask token, in training and in
+        noise_vocab_size: for uniform noise: random ids below this take the place of the mask token, in training and in
             decoding. None where there is a mask token.
         causal_block: whether a token of a block sees no later one of it (False, the paper: each sees all of its block).
         calibrations: settings that were found to keep a tolerance, one for each domain and method at most.
@@ -79,23 +79,23 @@ class SBDModelConfig:
 
     @property
     def noise_ids(self) -> range:
-        """Return the token ids that may stand at masked positions: the mask token's, or all of uniform noise."""
+        """The token ids that may stand at masked positions: the mask token's, or all ids of uniform noise."""
         if self.mask_token_id is None:
             return range(self.noise_vocab_size or 0)
         return range(self.mask_token_id, self.mask_token_id + 1)
 
     @property
     def special_form(self) -> str | None:
-        """Return what of the blocks is as in UNO (arXiv 2609.04010), not as in the paper, for messages; else None."""
+        """For messages: what the blocks have in common with UNO (arXiv 2609.04010) and not with the paper; None if nothing."""
         parts = ["uniform noise"] * (self.mask_token_id is None) + ["causal blocks"] * self.causal_block
         return " and ".join(parts) or None
 
     def write_to(self, config: PretrainedConfig) -> None:
-        """Record the facts in a model's config."""
+        """Record the SBD config in a model's config."""
         setattr(config, CONFIG_KEY, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as `config.json` holds them, without unneeded keys that earlier releases don't know."""
+        """Return the SBD config as stored in `config.json`, without unneeded keys that earlier releases reject."""
         recorded = {name: list(each) if isinstance(each, tuple) else each for name, each in asdict(self).items()}
         for name in ("mask_token_id", "noise_vocab_size", "causal_block", "noisy_adapter", "calibrations"):
             if recorded[name] is None or recorded[name] is False or recorded[name] == []:
@@ -104,7 +104,7 @@ class SBDModelConfig:
 
 
 def read_sbd_config(config: PretrainedConfig) -> SBDModelConfig | None:
-    """Return the facts recorded in a config, or None if there are none. Raise `SetBlockError` if they are not valid."""
+    """Return the SBD config recorded in a model's config, or None. Raise `SetBlockError` if it is not valid."""
     recorded = getattr(config, CONFIG_KEY, None)
     if recorded is None:
         return None
@@ -112,7 +112,7 @@ def read_sbd_config(config: PretrainedConfig) -> SBDModelConfig | None:
 
 
 def sbd_config_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDModelConfig:
-    """Return what `SBDModelConfig.to_json` wrote, or raise `SetBlockError`, which says `where` it is, if it is not valid."""
+    """Return the SBD config that `SBDModelConfig.to_json` wrote. Raise `SetBlockError`, naming `where`, if it is not valid."""
     if not isinstance(recorded, dict):
         raise SetBlockError(f"{where}: {CONFIG_KEY!r} must be an object, not {type(recorded).__name__}")
     if (version := recorded.get("version")) != FORMAT_VERSION:
@@ -124,7 +124,7 @@ def sbd_config_from_json(recorded: Any, *, vocab_size: int, where: str) -> SBDMo
         sbd_config = _FACTS.validate_json(json.dumps({"mask_token_id": None, **recorded}), strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
-        if problem["type"] == "value_error":  # what the classes above refuse
+        if problem["type"] == "value_error":  # raised by the classes above
             raise SetBlockError(f"{where}: {CONFIG_KEY}: {problem['ctx']['error']}") from error
         key = ".".join(map(str, (CONFIG_KEY, *problem["loc"])))
         raise SetBlockError(f"{where}: {fault_of(key, problem)}") from error

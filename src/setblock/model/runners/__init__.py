@@ -1,1 +1,1 @@
-"""Run passes: of rows that stay together, and of rows that come and go, each with its cache."""
+"""The runners of forward passes, each with its cache: for rows that stay together, and for rows that come and go."""

@@ -1,8 +1,7 @@
-"""Run forward passes of a Hugging Face causal LM: one pass with logits only where they are wanted (`logits_at`), and those of a
-batch whose rows stay together (`PaddedRunner`), compiled where shapes are few.
+"""Forward passes of a Hugging Face causal LM: a single pass with logits only where they are wanted (`logits_at`), and those of
+a batch whose rows stay together (`PaddedRunner`), which may be compiled for a few shapes.
 
-Knows how to call and to compile a model, how a feed becomes its arguments, and where keys and values are written: one slot for
-each position of each row. The commit pass writes the exact entries over a block's noisy ones.
+The cache has one slot for each position of each row. The commit pass overwrites a block's noisy entries by the exact ones.
 """
 
 import inspect
@@ -28,25 +27,26 @@ from setblock.model.protocol.runtime import Compile, ModelInput, Runner, fixed_c
 from setblock.model.weights import make_batch_invariant
 
 _FEW, _FULL = 6, 16
-"""Outputs between these are filled up to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the time
-of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few rows more cost nothing."""
+"""Output counts between these two are padded to the second: on CPUs a float32 product of 7 to 15 rows takes MKL up to twice the
+time of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few more rows cost nothing."""
 
 Take = Callable[[Tensor], Tensor]
-"""Receives hidden states [M, D] on their way into the head, and returns those that the head is to map."""
+"""Receives hidden states [M, D] on their way into the LM head, and returns those that the head is to map."""
 
 
 class SelectOutputs:
-    """Hook the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
-    logits come out as [1, M, V]. Without an index it changes nothing. With `take`, the head sees what that returns of them.
+    """A hook on the LM head, which then sees only the hidden states at `index` [M] of the flattened [B * T] sequence: the
+    logits are [1, M, V]. Without an index it changes nothing. With `take`, the head sees what `take` returns for them.
 
-    A hook, not a matrix product of our own: whatever the model does after its head (soft-capping, scaling) must still happen.
+    It is a hook, not a separate matrix product, so that whatever the model does after its head (soft-capping, scaling) still
+    happens.
     """
 
     index: Tensor | None = None
     take: Take | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Replace the head's inputs, the hidden states [B, T, D] first. Returns them with [1, M, D] in their place."""
+        """Return the head's inputs with [1, M, D] in place of the hidden states [B, T, D], the first of them."""
         if self.index is None:
             return args
         hidden = args[0]
@@ -58,8 +58,8 @@ _HOOK = "_setblock_select_outputs"
 
 
 def _hook_of(model: PreTrainedModel) -> SelectOutputs:
-    """Return the hook of a model's head, which stays on: with a new one, each pass would be compiled anew. FSDP2 puts its own
-    hook in front, so that the head's weights are there when `take` is called."""
+    """Return the hook of a model's head. It is never removed: a new hook would recompile each pass. FSDP2 puts its own hook in
+    front, so that the head's weights are present when `take` is called."""
     head = model.get_output_embeddings()
     hook: SelectOutputs | None = getattr(head, _HOOK, None)
     if hook is None:
@@ -88,14 +88,14 @@ def logits_at(
     Args:
         model: the model itself.
         input_ids, position_ids: [B, T].
-        attention_mask: from `setblock.masks.MaskForm.mask`. None for none: the attention must be one of
-            ours, since Transformers makes one for its own.
-        cache: where the keys and values go, and come from; None for a pass without a cache.
-        wrapped: what to call in the model's stead, where a trainer has wrapped it, or it was compiled.
-        filled: returns how many outputs the head is given where so many are wanted, one or more: the last is repeated where a
-            head is faster, or gives other bits, for so few.
-        take: receives the hidden states at `index`; the logits are of those that it returns.
-        more: for the attention function, to which Transformers hands what it does not know.
+        attention_mask: from `setblock.masks.MaskForm.mask`. None for no mask: the attention must then be this package's, since
+            Transformers makes a mask for its own.
+        cache: the cache that the pass reads and writes; None for a pass without a cache.
+        wrapped: called in place of the model, if a trainer has wrapped it or it was compiled.
+        filled: maps the number of wanted outputs, one or more, to the number that the head computes. The last output is
+            repeated where a head is slow, or gives other bits, for few outputs.
+        take: receives the hidden states at `index`; the logits are those of the states that it returns.
+        more: further arguments for the attention function; Transformers passes on those that it does not use.
     """
     wanted = len(index)
     if take is None:
@@ -120,8 +120,8 @@ def logits_at(
 
 
 class _WithoutCudnn:
-    """Switch cuDNN's attention off as long as any thread is inside: the switch is one for all models of a process. It takes a
-    tenth of a second to prepare for a shape, and a pass with a cache has a new number of keys."""
+    """A context that switches cuDNN's attention off as long as any thread is inside: the switch is global to a process. cuDNN
+    takes a tenth of a second to prepare for a shape, and each pass with a cache has a new number of keys."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._was_on = Lock(), 0, False
@@ -142,21 +142,21 @@ class _WithoutCudnn:
 
 _WITHOUT_CUDNN = _WithoutCudnn()
 
-_MOST_SHAPES = 64  # that are compiled, each once; a model that meets more continues uncompiled, and PyTorch says so
+_MOST_SHAPES = 64  # each compiled once; with more, a model continues uncompiled, and PyTorch reports it
 
 
 def _limits() -> dict[str, Any]:
-    """Return options of `torch.compile` that newer versions of PyTorch have; older ones stop at 8 shapes."""
+    """Return the options of `torch.compile` that only newer versions of PyTorch have; older ones stop at 8 shapes."""
     wanted = {"recompile_limit": _MOST_SHAPES, "isolate_recompiles": True}
     known = inspect.signature(torch.compile).parameters
     return {name: value for name, value in wanted.items() if name in known}
 
 
 class CompiledModel:
-    """Run a model and what is between its passes compiled. A new shape compiles for seconds to a minute, a known one never."""
+    """A model, and the functions between its passes, compiled. Each new shape compiles for seconds to a minute."""
 
     def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
-        limits = _limits()  # without them, one graph or none would mean an error at the 9th shape
+        limits = _limits()  # without these options, a 9th shape would be an error under `fullgraph`
         self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **limits)
         # Compiles what runs between passes as one graph; see `setblock.model.protocol.runtime.Compile`
         self.function: Compile = cache(
@@ -178,10 +178,10 @@ class PaddedRunner(Runner):
         branched: int = 0,
         compiled: CompiledModel | None = None,
     ) -> None:
-        """Make an empty cache for `rows` rows of at most `capacity` positions, and of at most `branched` tokens in branches. A
-        compiled model is fed none."""
+        """Make an empty cache for `rows` rows of at most `capacity` positions and at most `branched` tokens in branches. A
+        compiled model runs no branches."""
         self._model, self._compiled = model, compiled
-        # A model and its config take long to ask, so they are asked once
+        # Reading attributes of a model or its config is slow, so each is read once
         config, device = model.config.get_text_config(), model.device
         self._attention = GroupedAttention(model)
         make_batch_invariant(model)
@@ -191,13 +191,13 @@ class PaddedRunner(Runner):
             capacity = self._attention.whole_chunks(fixed_capacity(capacity))
             self.fixed_keys, self.compiled = capacity, compiled.function
         self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
-        most = max(rows, 2 * capacity)  # a pass of padding feeds twice a block
+        most = max(rows, 2 * capacity)  # a padded pass feeds up to two blocks
         self._form = mask_form(model, most=most, device=device)
         self._blocks = FiniteBlocks(self.cache, device)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
 
     def computed(self, tokens: int) -> int:
-        """Return `tokens`, or the least that a pass computes."""
+        """Return `tokens`, or the least number that a pass computes."""
         return max(tokens, self._attention.filled(1))
 
     @one_at_a_time(of=lambda runner: runner._model)
@@ -222,10 +222,10 @@ class PaddedRunner(Runner):
             places = inputs.plan.rows if everyone else torch.arange(rows, device=inputs.plan.rows.device)
             outputs = outputs.add(places[:, None], alpha=queries)
         compiled = self._compiled if inputs.plan.is_fixed else None
-        # Where the host would wait for the number of wanted outputs, computing all is faster. The head gets at least one.
+        # If the host would wait for the number of wanted outputs, computing all is faster. The head gets at least one.
         takes_all = inputs.plan.is_fixed or outputs.numel() == 1 or self._waits
         index = outputs.flatten() if takes_all else outputs[inputs.wanted]
-        # Compiled passes of one token are without an adapter, all others with it, so that each size is compiled once.
+        # Compiled passes of one token omit the adapter, all others include it, so that each size is compiled once.
         is_fixed = compiled is not None and inputs.plan.queries > 1
         gate = block_only(self._model, inputs.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
         with gate, self._attention.active():
@@ -243,7 +243,7 @@ class PaddedRunner(Runner):
         return logits.view(*outputs.shape, -1) if index.shape[0] == outputs.numel() else logits
 
     def _mask(self, inputs: ModelInput, *, visible: int) -> AttentionMask | None:
-        """Return the mask of a pass; None where each token sees all of `visible`, and the attention takes that."""
+        """Return the mask of a pass; None if each token sees all `visible` positions and the attention takes None for that."""
         if inputs.plan.sees_all and not self._attention.needs_masks:
             return None
         (rows, queries), limits, besides = inputs.tokens.shape, inputs.limits, inputs.branch_slots
@@ -257,21 +257,21 @@ class PaddedRunner(Runner):
 
 
 class SlotCache(Cache):
-    """Hold a preallocated cache [B, H, capacity, D] for each layer, whose slot s holds the token at position s."""
+    """A preallocated cache [B, H, capacity, D] for each layer. Slot s contains the token at position s."""
 
     def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
-        # One slot more, where padding is written
+        # One more slot, where padding is written
         super().__init__(layers=[SlotLayer(batch=batch, slots=capacity + 1) for _ in range(layers)])
         self.batch, self.capacity = batch, capacity
         self._everyone: Tensor | None = None
 
     def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
-        """Set where the next forward pass writes, and what it gets in every layer.
+        """Set where the next forward pass writes, and the slots that it reads in every layer.
 
         Args:
             rows: [A] rows that take part; None for all of them.
-            slots: [A, Q] slot of each token; a padding token's is `capacity`, which is never read.
-            visible: how many slots of these rows, from the first on, it gets.
+            slots: [A, Q] slot of each token; that of padding is `capacity`, which is never read.
+            visible: number of slots of these rows that the pass reads, from the first on.
         """
         if self._everyone is None:
             self._everyone = torch.arange(self.batch, device=slots.device)
@@ -281,19 +281,19 @@ class SlotCache(Cache):
 
 
 class FiniteBlocks:
-    """Keep what is no number in a block from the tokens that don't see it: a weight of 0 does not make it one.
+    """Keeps NaN and infinity in a block's keys and values from the tokens that must not see them: 0 times NaN is NaN.
 
-    Plain decoding reads no mask token, so that one whose keys are no numbers must not end an exact answer. Looks at the outputs
-    of a pass that has a block; once some are no numbers, this pass is run again, and it and all later ones put zeros in the
-    place of such keys and values. On devices for which the host would have to wait, it does nothing.
+    Plain decoding reads no mask token, so that a mask token with such keys must not spoil an exact answer. If the outputs of a
+    pass with a block are not all finite, the pass is run again, and from then on such keys and values are replaced by zeros. On
+    devices for which the host would have to wait, nothing is checked.
     """
 
     def __init__(self, cache: Cache, device: torch.device) -> None:
         self._cache, self._looks, self._is_needed = cache, not devices.waits(device), False
 
     def logits(self, run: Callable[[], Tensor], inputs: ModelInput, in_block: Tensor | None = None) -> Tensor:
-        """Return what `run` returns: the logits of a feed. `in_block` [A, Q] bool says which of the tokens that the layers see
-        are in a block, if they are not those of the feed."""
+        """Return the logits that `run` computes for `inputs`. `in_block` [A, Q] bool marks the tokens of a block as the layers
+        see them, if their layout is not that of `inputs`."""
         if not self._looks or not inputs.plan.has_blocks:
             return run()
         if not self._is_needed:
@@ -312,12 +312,12 @@ class FiniteBlocks:
 
 
 class FixedLayer(CacheLayerMixin):
-    """Hold one layer [batch, H, slots, D] of a cache that is allocated once, of which a pass reads the first `visible` slots.
-    Positions are always given to the model, so it never needs the layer's sizes to number tokens."""
+    """One layer [batch, H, slots, D] of a cache that is allocated once. A pass reads the first `visible` slots. The model is
+    always given positions, and never derives them from the layer's sizes."""
 
     is_sliding = False
-    written: Tensor  # where the next pass writes, as its cache says
-    finite_at: Tensor | None = None  # [A, 1, Q, 1] bool, tokens of the next pass that `FiniteBlocks` wants to be finite
+    written: Tensor  # where the next pass writes, set by the cache
+    finite_at: Tensor | None = None  # [A, 1, Q, 1] bool, tokens of the next pass that `FiniteBlocks` makes finite
 
     def __init__(self, *, batch: int, slots: int, visible: int = 0) -> None:
         super().__init__()
@@ -332,17 +332,17 @@ class FixedLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def finite(self, *states: Tensor) -> tuple[Tensor, ...]:
-        """Return keys and values [A, H, Q, D] as they are to be written."""
+        """Return keys and values [A, H, Q, D] as they must be written: finite at `finite_at`."""
         if (where := self.finite_at) is None:
             return states
         return tuple(torch.where(where, each.nan_to_num(0.0, 0.0, 0.0), each) for each in states)
 
     def get_seq_length(self) -> int:
-        """Return the slots in use."""
+        """Return the number of slots in use."""
         return self.visible
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length and offset of the keys that a pass gets."""
+        """Return the length and offset of the keys that a pass reads."""
         return self.visible, 0
 
     def get_max_length(self) -> int:
@@ -351,7 +351,7 @@ class FixedLayer(CacheLayerMixin):
 
 
 class SlotLayer(FixedLayer):
-    """Hold one layer of a `SlotCache`."""
+    """One layer of a `SlotCache`."""
 
     rows: Tensor | None
     slots: Tensor

@@ -1,11 +1,8 @@
-"""Run passes of rows that come and go: tokens packed in one row, keys and values in pages.
+"""The runner for rows that come and go: tokens are packed in one row, keys and values are in pages. The caller allocates pages.
 
-Knows how a feed becomes the model's arguments, and how Transformers calls attention. Knows nothing of who holds which page, nor
-why.
-
-A model is called with tokens [1, N]: all but its attention sees N real tokens and no padding. In its attention layers, and
-nowhere else, the queries are spread over rectangles [a, Q] of rows with like sizes, and attend the keys [a, K] that their slots
-of the cache hold. The model's own attention function does so, with its soft-capping and whatever else is its own.
+The model is called with tokens [1, N]: all layers but attention see N real tokens and no padding. In the attention layers the
+queries are spread over rectangles [a, Q] of rows of similar sizes, and attend to the keys [a, K] in their slots of the cache.
+The model's own attention function computes this, so that soft-capping and the like still apply.
 """
 
 import sys
@@ -42,8 +39,8 @@ class PackedRunner(PagedRunner):
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
         slots, layers = pages * page_tokens, range(model.config.get_text_config().num_hidden_layers)
         self.page_tokens = page_tokens
-        # One slot more stays zero: it is read wherever a rectangle of keys is wider than a request. Another is never read:
-        # padding is written there
+        # Two more slots. One stays zero, and is read where a rectangle of keys is wider than a request. The other is never
+        # read: padding is written there
         self._empty_slot, self._spill_slot = slots, slots + 1
         self.cache = Cache(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in layers])
         self._model, self._attention = model, GroupedAttention(model)
@@ -53,18 +50,18 @@ class PackedRunner(PagedRunner):
         self._pages = torch.zeros((0, 0), dtype=torch.long)
 
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
-        """Say which pages hold the positions of each row of the batch, from the first on; `ids` say nothing more."""
+        """Set the pages of each row of the batch, from the first position on. `ids` are not used."""
         most = max(map(len, pages), default=0)
         self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
 
     def computed(self, tokens: int) -> int:
-        """Return how many tokens the N real ones are filled up to."""
+        """Return the number to which N = `tokens` real tokens are padded."""
         return self._attention.filled(tokens)
 
     @one_at_a_time(of=lambda runner: runner._model)
     def logits(self, inputs: ModelInput) -> Tensor:
-        """Run one pass over the N real tokens, [1, N]. Waits for the device on a CPU only, where that costs nothing."""
-        # 1. Where tokens are in the packed row, and where in the cache
+        """Run one pass over the N real tokens, [1, N]. The host waits for the device only on a CPU, where this is free."""
+        # 1. The places of tokens in the packed row and in the cache
         plan, device = inputs.plan, self._model.device
         assert plan.schedules is not None
         lengths, ends = (
@@ -86,7 +83,7 @@ class PackedRunner(PagedRunner):
             index = torch.tensor(rows).to(device, non_blocking=True)
             rectangles.append(Rectangle(slots[index, :keys], *(each[index, :queries] for each in of_tokens)))
 
-        # 3. The real tokens, the last one repeated where products are to have more rows
+        # 3. The real tokens; the last one is repeated if products need more rows
         width = inputs.tokens.shape[1]
         row, column = np.nonzero(np.arange(width) < np.asarray(lengths)[:, None])  # [N] each
         cells = torch.from_numpy(np.stack([row * width, firsts[row]]) + column)
@@ -100,7 +97,7 @@ class PackedRunner(PagedRunner):
         for layer in self.cache.layers:
             layer.written = written
 
-        # 4. Forward; the head sees what is wanted, or one output if that is none. To ask how many are wanted is a wait
+        # 4. Forward; the head sees the wanted outputs, at least one. Where reading their number is a wait, it sees all
         outputs, takes_all = place.gather(1, inputs.outputs), devices.waits(place.device)  # [A, m]
         index = outputs.flatten() if takes_all else outputs[inputs.wanted]  # [M]
         with (
@@ -121,8 +118,8 @@ class PackedRunner(PagedRunner):
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
     def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
-        """Return [A, visible] the slot of each position, and after a row's end the empty slot. What others have left in
-        a page may be no number, and a weight of 0 does not make it one."""
+        """Return the slot of each position, [A, visible]; after a row's end it is the empty slot. Other rows may have left NaN
+        in a page, and 0 times NaN is NaN."""
         positions = torch.arange(visible, device=rows.device)
         pages = self._pages[rows][:, (positions // self.page_tokens).clamp(max=self._pages.shape[1] - 1)]
         slots = pages * self.page_tokens + positions % self.page_tokens
@@ -130,15 +127,15 @@ class PackedRunner(PagedRunner):
 
 
 def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -> list[list[int]]:
-    """Group rows, of so many `queries` and `keys` [A] each, so that their rectangles cost least together.
+    """Group rows with `queries` and `keys` [A] each so that the total cost of their rectangles is least.
 
-    A rectangle costs `of_one`, pairs of a query and a key, and for each row as many keys as the widest has, times its most
-    queries and `_OF_KEYS`. Rows are in the order of their queries, those of equal queries in the order of their keys, and a
-    group is some that follow each other. Rows with as many queries and about as many keys stay together.
+    The cost of a rectangle is `of_one`, in pairs of a query and a key, plus for each row the most keys of any of its rows times
+    (the most queries + `_OF_KEYS`). Rows are sorted by their queries, then by their keys, and a group is a contiguous part of
+    that order. Rows with equal queries and similar keys stay together.
     """
     order = sorted(range(len(queries)), key=lambda row: (-queries[row], -keys[row], row))
     alike = [list(rows) for _, rows in groupby(order, key=lambda row: (queries[row], keys[row].bit_length()))]
-    best: list[tuple[float, list[list[int]]]] = [(0.0, [])]  # for the first parts: what they cost, and their groups
+    best: list[tuple[float, list[list[int]]]] = [(0.0, [])]  # for each number of first parts: their cost and groups
     for end in range(1, len(alike) + 1):
         found: list[tuple[float, int]] = []
         count = width = 0
@@ -151,14 +148,14 @@ def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -
     return best[-1][1]
 
 
-_OF_KEYS = 16  # queries that cost as much as it does to take a key and its value from the cache
+_OF_KEYS = 16  # the cost of reading a key and its value from the cache, in queries
 ON_CPU, ON_GPU = 5_000, 1 << 15
-"""What one more rectangle costs: calls that take their time however little they do, in which a GPU computes more pairs."""
+"""The fixed cost of a rectangle, in pairs: the time of its calls, in which a GPU computes more pairs than a CPU."""
 
 
 class PagedLayer(FixedLayer):
-    """Hold one layer [slots + 2, H, 1, D] of a cache that a pass gets whole: each slot is a row of one position, so that it is
-    in one piece."""
+    """One layer [slots + 2, H, 1, D] of a cache that each pass gets in full. Each slot is a row of one position, and so is
+    contiguous in memory."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
@@ -173,15 +170,15 @@ class PagedLayer(FixedLayer):
 _NAME = f"{OURS}packed"
 
 _ALIGNED = 16
-"""Numbers: each mask begins at a multiple of so many. GPUs read a mask in such pieces, and fail where it lies between them."""
+"""Each mask begins at a multiple of this many numbers: GPUs read masks in such pieces, and fail on unaligned ones."""
 
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Hold rows whose attention is computed together: a rows of at most Q queries and K keys."""
+    """Rows whose attention is computed together: a rows of at most Q queries and K keys."""
 
     slots: Tensor  # [a, K] int64, the slot of the cache of each key
-    tokens: Tensor  # [a, Q] int64, the place of each query among the N; any of them where a row has fewer than Q
+    tokens: Tensor  # [a, Q] int64, the place of each query among the N tokens; arbitrary where a row has fewer than Q
     positions: Tensor  # [a, Q] int64 of each query, see `masks.decode_mask`
     limits: Tensor  # the same
 
@@ -191,8 +188,8 @@ class _Layout:
     rectangles: Sequence[Rectangle]
     cells: Tensor
     name: str  # Transformers' name of the function that attends a rectangle
-    mask_rows: Callable[[int], int]  # how many a mask has for so many queries: more where it was made for a group
-    rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # of each rectangle's tokens or slots, all heads
+    mask_rows: Callable[[int], int]  # maps queries to the rows of their mask: more if made for a group
+    rows: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # for each rectangle's tokens or slots, all heads
 
 
 _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
@@ -202,8 +199,8 @@ _LAYOUT: ContextVar[_Layout] = ContextVar("layout")
 def packed_attention(
     model: PreTrainedModel, attention: GroupedAttention, rectangles: Sequence[Rectangle], cells: Tensor
 ) -> Iterator[AttentionMask]:
-    """Make the model's attention that of the rectangles. Gives the `attention_mask` argument to call it with. `cells` [N] int64
-    says where each token is a query, among the queries of all rectangles, one behind the other."""
+    """While active, make the model compute its attention in the rectangles. Yield the `attention_mask` argument to call it
+    with. `cells` [N] int64 is the place of each token among the concatenated queries of all rectangles."""
     config = attention.config
     implementation = str(config._attn_implementation)
     # FlexAttention's block masks don't come in rectangles this small; SDPA has no soft-capping
@@ -214,14 +211,14 @@ def packed_attention(
     form = mask_form(model, most=most, device=model.device, implementation=implementation)
 
     def flat(window: int | None) -> Tensor:
-        """Return the masks of all rectangles, one behind the other, [1, 1, 1, sum of a Q K], or of a `mask_rows` K for
-        groups, each filled up to a multiple of `_ALIGNED`."""
+        """Return the masks of all rectangles, concatenated, [1, 1, 1, sum of a Q K], or of a `mask_rows` K for groups, each
+        padded to a multiple of `_ALIGNED`."""
         masks = []
         for each in rectangles:
             (rows, queries), keys = each.tokens.shape, each.slots.shape[1]
             mask_mod = decode_mask(position_ids=each.positions, limits=each.limits, window=window)
             mask = form.realised(mask_mod, batch=rows, queries=queries, keys=keys)
-            if for_groups:  # once, and not in each layer
+            if for_groups:  # once, not in each layer
                 mask = attention.mask(mask, queries=queries)
             assert isinstance(mask, Tensor)
             masks.append(pad(mask.flatten(), (0, -mask.numel() % _ALIGNED)))
@@ -240,8 +237,8 @@ def packed_attention(
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers calls it: query [1, H, N, D], and the whole cache as key and value [1, H', slots, D]. Returns
-    [1, N, H, D]."""
+    """Compute attention by Transformers' interface: query [1, H, N, D], and the whole cache as key and value
+    [1, H', slots, D]. Return [1, N, H, D]."""
     layout = _LAYOUT.get()
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)  # each model has its own
     base = ALL_ATTENTION_FUNCTIONS.get_interface(layout.name, eager)
@@ -258,8 +255,8 @@ def _attend(
 
 
 def _taken(states: Tensor, places: Tensor, layout: _Layout) -> Tensor:
-    """Return [a, H, n, D], the states [N, H, D] at `places` [a, n], in this order: nothing copies them again. On a CPU
-    `index_select` copies what is contiguous at once, and indexing each number."""
+    """Return the states [N, H, D] at `places` [a, n] as [a, H, n, D], in a memory order that needs no further copy. On a CPU
+    `index_select` copies contiguous parts at once, while indexing copies single numbers."""
     heads = states.shape[1]
     rows = layout.rows.get((id(places), heads))
     if rows is None:

@@ -1,7 +1,6 @@
-"""Score a model's next tokens on documents: the loss of each token, and whether it is the most likely one, given the true
-tokens before it (teacher forcing).
+"""Scores of a model's next tokens on documents: loss and accuracy given the true tokens before each (teacher forcing).
 
-Knows a Hugging Face causal LM and documents. Knows nothing of blocks: these are the probabilities of plain decoding.
+The probabilities are those of plain decoding, without blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,22 +14,22 @@ from transformers import PreTrainedModel
 from setblock.data.packing import Document
 from setblock.model.runners.forward import logits_at
 
-_TOKENS_AT_ONCE = 4096  # of a pass, padding included; a longer document is a pass of its own
+_TOKENS_AT_ONCE = 4096  # the most tokens of a pass, padding included; a longer document is a pass of its own
 _LOGITS_AT_ONCE = 1 << 27  # 512 MiB in float32
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Hold the scores of the tokens that carry loss, over all documents together."""
+    """The scores of the tokens that carry loss, over all documents."""
 
     loss: float  # the mean of -log p, in nats a token
-    accuracy: float  # the share that is the most likely token, in 0..1
+    accuracy: float  # the share of tokens that are the most likely ones, in 0..1
     tokens: int
     documents: int
 
 
 def has_scores(document: Document) -> bool:
-    """Return whether a token of a document can be scored: it carries loss, and there are tokens before it."""
+    """Return whether a document has a token to score: one that carries loss and has tokens before it."""
     return any(document.carries_loss[1:])
 
 
@@ -46,22 +45,22 @@ def token_scores(
     """Return the scores of the tokens that carry loss; `has_scores` must hold for each document.
 
     Args:
-        model: the model itself, as it is to be run: in evaluation mode, and with whatever adapter it has.
-        mask_token_id: a token that is never written, so that it has no probability.
-        wrapped: what to call in the model's stead, where a trainer has wrapped it.
+        model: the model itself, in evaluation mode, and with its adapter if it has one.
+        mask_token_id: the mask token, which is never generated and is given no probability.
+        wrapped: called in place of the model, if a trainer has wrapped it.
         on_progress: called with the number of documents scored so far.
     """
     loss, right, tokens, done = 0.0, 0, 0, 0
     most = max(1, _LOGITS_AT_ONCE // int(model.config.get_text_config().vocab_size))
     for batch in _batches(documents, most=most):
-        # Filled up on the right, which no causal token sees
+        # Padded on the right, where no causal token sees it
         ids = pad_sequence([torch.as_tensor(each.token_ids).long() for each in batch], batch_first=True)  # [B, T]
         carries = pad_sequence([torch.as_tensor(each.carries_loss).bool() for each in batch], batch_first=True)
-        carries[:, 0] = False  # nothing is before it
+        carries[:, 0] = False  # no token is before it
         places = carries.flatten().nonzero()[:, 0]  # [M], of the targets in [B * T]
         targets = ids.flatten()[places].to(model.device)
         positions = torch.arange(ids.shape[1]).expand_as(ids).to(model.device)
-        for here in torch.split(places, most):  # more than one where a single document has so many targets
+        for here in torch.split(places, most):  # several parts if a single document has more targets
             logits = logits_at(
                 model,
                 here.to(model.device) - 1,
@@ -81,7 +80,7 @@ def token_scores(
 
 
 def _batches(documents: Sequence[Document], *, most: int) -> Iterator[list[Document]]:
-    """Yield documents of like length together, the longest first, with at most so many targets, or one document."""
+    """Yield batches of documents of similar length, the longest first, with at most `most` targets or a single document."""
     batch: list[Document] = []
     targets = 0
     for document in sorted(documents, key=len, reverse=True):

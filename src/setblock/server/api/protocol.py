@@ -115,7 +115,7 @@ class Tool(Section):
 
 
 class Named(Section):
-    """Hold the name of a function."""
+    """The name of a function."""
 
     name: str
 
@@ -128,13 +128,13 @@ class NamedTool(Section):
 
 
 class CalledFunction(Named):
-    """Hold a function with arguments, which are a JSON object in a text."""
+    """A function with arguments, which are a JSON object in a text."""
 
     arguments: str
 
 
 class ToolCall(Section):
-    """Hold a call in a message that comes back."""
+    """A call in a message that comes back."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -146,7 +146,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class Message(Section):
-    """Hold a message of a chat."""
+    """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
@@ -179,7 +179,7 @@ _Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 
 class DecodingBody(_Settings):
-    """Hold what all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
+    """What all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     max_tokens: Limit | None = None
@@ -212,7 +212,7 @@ class DecodingBody(_Settings):
 
 
 class ChatBody(DecodingBody):
-    """Hold the body of POST /v1/chat/completions."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Limit | None = None
@@ -232,7 +232,7 @@ class ChatBody(DecodingBody):
 
 
 class CompletionBody(DecodingBody):
-    """Hold the body of POST /v1/completions."""
+    """The body of POST /v1/completions."""
 
     prompt: Prompts
     """One prompt or several: texts, continued without a chat template, or token ids."""

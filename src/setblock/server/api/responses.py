@@ -1,7 +1,4 @@
-"""Write an answer as OpenAI's API does, whole or in pieces: one shape for chats, one for completions.
-
-Knows finished answers and their tokens. Knows nothing of HTTP.
-"""
+"""Write an answer as OpenAI's API does, whole or in pieces: one shape for chats, one for completions."""
 
 import math
 import secrets
@@ -58,16 +55,16 @@ class CompletionResponse:
 
     def end(self, index: int, generation: Generation, texts: TokenTexts, *, with_tokens: bool) -> dict[str, Any]:
         """Return the fields of a choice that are known once its answer has ended."""
-        told: dict[str, Any] = {"logprobs": None, "finish_reason": self.finish_reason(index, generation)}
+        payload: dict[str, Any] = {"logprobs": None, "finish_reason": self.finish_reason(index, generation)}
         if generation.logprobs is not None:
-            told["logprobs"] = self.logprobs(generation, generation.logprobs, texts)
+            payload["logprobs"] = self.logprobs(generation, generation.logprobs, texts)
         if with_tokens:
             columns = zip(generation.token_ids, generation.revealed_by, generation.entropy, strict=True)
-            told["tokens"] = [
+            payload["tokens"] = [
                 {"token_id": token_id, "text": texts.text(token_id), "revealed_by": number, "entropy": _finite(entropy)}
                 for token_id, number, entropy in columns
             ]
-        return told
+        return payload
 
 
 class ChatResponse(CompletionResponse):

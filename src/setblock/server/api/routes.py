@@ -1,5 +1,6 @@
 """Define the routes: OpenAI's, those that orchestrators and Prometheus call, and the playground's, one page from files of
-this package and nowhere else. And send answers: whole, or as server-sent events to a client that may leave or read slowly."""
+this package and nowhere else. And send answers: whole, or as server-sent events to a client that may leave or read slowly.
+"""
 
 import asyncio
 import json

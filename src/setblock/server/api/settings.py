@@ -1,5 +1,6 @@
 """Turn a body into `DecodingSettings`: the same parameters under the library's names, with a server's bounds, and its tools
-into a grammar."""
+into a grammar.
+"""
 
 import json
 import re
@@ -38,7 +39,7 @@ def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Struc
     try:
         return requested_settings(requested, base=default)
     except SetBlockError as error:
-        raise told(error, body) from error
+        raise request_error(error, body) from error
 
 
 def _limit(body: DecodingBody) -> tuple[str, int | None]:
@@ -110,7 +111,7 @@ def calls_asked(form: CallForm, body: ChatBody) -> Calls:
     return Calls(form, allowed, required=choice not in (None, "auto"), parallel=parallel)
 
 
-def told(error: SetBlockError, body: DecodingBody) -> ApiError:
+def request_error(error: SetBlockError, body: DecodingBody) -> ApiError:
     """Return the library's message about a request, in the words of its body. It begins with the name of a setting."""
     message = str(error)
     if message.startswith("prompt has "):

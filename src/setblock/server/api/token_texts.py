@@ -1,7 +1,4 @@
-"""Write single tokens as text and bytes, and find where they stand in an answer.
-
-Knows tokenizers. Knows nothing of answers.
-"""
+"""Write single tokens as text and bytes, and find where they stand in an answer."""
 
 import json
 import re

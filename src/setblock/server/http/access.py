@@ -1,7 +1,4 @@
-"""Control what may come in: host names, origins, API keys, how many requests at once, bodies of bounded size in bounded time.
-
-Knows HTTP. Knows nothing of models.
-"""
+"""Control what may come in: host names, origins, API keys, how many requests at once, bodies of bounded size and time."""
 
 import asyncio
 import hmac
@@ -25,7 +22,7 @@ _API = "/v1/"  # what keys protect
 
 
 class Keys:
-    """Hold API keys. The time that a refusal takes says nothing of them, nor how much of a wrong one was right."""
+    """API keys. The time that a refusal takes says nothing of them, nor how much of a wrong one was right."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -125,10 +122,10 @@ class Bodies:
                 finally:
                     self._unfinished.pop(timeout, None)
         except TimeoutError as error:
-            told = (
+            message = (
                 f"the body took more than {seconds:g} seconds to arrive, or was the slowest of more than {self._most}"
             )
-            raise ApiError(408, told) from error
+            raise ApiError(408, message) from error
 
     async def _whole(self, receive: Receive) -> bytes:
         most, pieces, size, is_whole = self._limits.max_body_bytes, list[bytes](), 0, False
@@ -197,14 +194,14 @@ class AccessControl:
         named = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", named)
         if not any(host == each or (each.startswith("*") and host.endswith(each[1:])) for each in self._hosts):
-            told = f"this server does not answer to the host name {shown(host)}: --allowed-host allows it"
-            raise bad_request(told, code="invalid_host")
+            message = f"this server does not answer to the host name {shown(host)}: --allowed-host allows it"
+            raise bad_request(message, code="invalid_host")
         # A browser names the page that asks. One of another site could otherwise make this machine work.
         origin = headers.get("origin", "").lower()
         is_own = origin.partition("://")[2] == named
         if origin and not is_own and not {origin, "*"} & {*self._origins}:
-            told = f"this server does not answer to pages of {shown(origin)}: --allowed-origin allows them"
-            raise ApiError(403, told, code="invalid_origin")
+            message = f"this server does not answer to pages of {shown(origin)}: --allowed-origin allows them"
+            raise ApiError(403, message, code="invalid_origin")
         if self._keys and scope["path"].startswith(_API):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not key.strip():

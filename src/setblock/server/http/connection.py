@@ -1,7 +1,4 @@
-"""Close connections that take too long: to send the head of a request, or to read the rest of an answer.
-
-Knows uvicorn's protocol for HTTP, which has no such limits.
-"""
+"""Close connections that take too long: to send the head of a request, or to read the rest of an answer."""
 
 import asyncio
 from typing import Any

@@ -1,7 +1,4 @@
-"""Define what a client receives when something goes wrong: OpenAI's error object, with its status and code.
-
-Knows HTTP. Knows nothing of models.
-"""
+"""Define what a client receives when something goes wrong: OpenAI's error object, with its status and code."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +31,7 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {status: {"description": row[0]} fo
 
 
 class ApiError(HTTPException):
-    """Hold an answer that is an error. Its status says what kind of error it is, and which headers go along. `code` is
+    """An answer that is an error. Its status says what kind of error it is, and which headers go along. `code` is
     OpenAI's, for programs, None where the status says all; `param` is the parameter at fault, if it is one."""
 
     def __init__(
@@ -92,6 +89,6 @@ def from_validation(found: Sequence[Mapping[str, Any]]) -> ApiError:
         return bad_request("the body must be JSON: send the header Content-Type: application/json", code="invalid_json")
     if kind == UNKNOWN_KEY:
         param = ".".join([*place, error["ctx"]["key"]])
-        told = f"unknown parameter: {param!r}{error['ctx']['near']}"
-        return bad_request(told, param=param, code="unknown_parameter")
+        message = f"unknown parameter: {param!r}{error['ctx']['near']}"
+        return bad_request(message, param=param, code="unknown_parameter")
     return bad_request(fault_of(param or "the body", error), param=param)

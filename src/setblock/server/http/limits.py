@@ -1,5 +1,6 @@
 """Define what one client may ask of the server. Imports no PyTorch, so that the command line can offer the limits
-without it."""
+without it.
+"""
 
 from dataclasses import dataclass, fields
 

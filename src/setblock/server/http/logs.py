@@ -1,5 +1,6 @@
 """Write logs, one JSON object a line, and count requests. What a client wrote, and what it was answered, is in the logs only
-where that was asked for."""
+where that was asked for.
+"""
 
 import json
 import logging
@@ -55,7 +56,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 @dataclass
 class Account:
-    """Hold what became of one request, for its log line."""
+    """What became of one request, for its log line."""
 
     id: str  # names it, in the log and to its client
     started: float  # `time.perf_counter()` when it came
@@ -98,7 +99,7 @@ class RequestLog:
             route = found.path if isinstance(found, APIRoute) else "other"
             self._metrics.requests.labels(route, status).inc()
             self._metrics.request_seconds.labels(route).observe(account.seconds)
-            told = {"id": account.id, "method": scope["method"], "path": scope["path"], "status": status}
-            told |= {"seconds": round(account.seconds, 4), **account.fields}
+            payload = {"id": account.id, "method": scope["method"], "path": scope["path"], "status": status}
+            payload |= {"seconds": round(account.seconds, 4), **account.fields}
             level = logging.DEBUG if scope["path"] in ("/health", "/ready", "/metrics") else logging.INFO
-            logger.log(level, "request", extra={"fields": told})
+            logger.log(level, "request", extra={"fields": payload})

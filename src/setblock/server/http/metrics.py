@@ -1,7 +1,4 @@
-"""Count metrics for Prometheus. Labels take few values, whatever clients send.
-
-Knows the engine's figures and finished answers.
-"""
+"""Count metrics for Prometheus. Labels take few values, whatever clients send."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +16,7 @@ _TOKENS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 24.0, 32.0
 
 
 class Metrics(Collector):
-    """Hold all that the server counts."""
+    """All that the server counts."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
         self.registry = CollectorRegistry()
@@ -58,15 +55,15 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the engine's own figures, when they are asked for."""
         now = self._figures()
-        for name, told, value in (
+        for name, help, value in (
             ("waiting_requests", "Answers that wait for a place.", now.waiting),
             ("running_requests", "Answers that are being decoded.", now.running),
             ("kv_tokens_used", "Positions of the cache that running answers hold.", now.kv_tokens_used),
             ("kv_tokens_cached", "Positions of finished text in the prefix cache.", now.kv_tokens_cached),
             ("kv_tokens_limit", "Positions of the whole cache.", now.kv_tokens_total),
         ):
-            yield GaugeMetricFamily(f"setblock_{name}", told, value=value)
-        for name, told, value in (
+            yield GaugeMetricFamily(f"setblock_{name}", help, value=value)
+        for name, help, value in (
             ("prefix_hit_tokens", "Prompt tokens that the cache held already.", now.prefix_hit_tokens),
             ("passes", "Forward passes of the model, each over all answers that take part.", now.passes),
             ("preemptions", "Times that an answer gave its part of the cache to an older one.", now.preemptions),
@@ -74,7 +71,7 @@ class Metrics(Collector):
             ("accepted_tokens", "Drafted tokens that were right.", now.accepted_tokens),
             ("wasted_tokens", "Drafted tokens that were wrong.", now.drafted_tokens - now.accepted_tokens),
         ):
-            yield CounterMetricFamily(f"setblock_{name}", told, value=value)
+            yield CounterMetricFamily(f"setblock_{name}", help, value=value)
         fed = CounterMetricFamily("setblock_fed_tokens", "Tokens fed to the model.", labels=["kind"])
         for kind in ("prefill", "block", "commit"):
             fed.add_metric([kind], getattr(now, f"{kind}_tokens"))

@@ -1,10 +1,10 @@
-"""Collate rows into the inputs of a forward pass: noise of a block size that is drawn for the step (Algorithm 1).
+"""The collator: rows to the inputs of a forward pass, with noise of the block size drawn for the step (Algorithm 1).
 
-Knows rows, seeds and steps. Knows nothing of models or devices: it runs on the CPU, in a data loader's workers where there are
-any, which draw the noise of later batches while the device computes.
+It runs on the CPU, in the data loader's workers where there are any, which draw the noise of later batches while the
+device computes.
 
-What a batch holds is a function of its rows, the seed and the optimiser step alone, however rows are spread over processes,
-accumulation steps and workers.
+A batch depends only on its rows, the seed and the optimiser step, however rows are spread over processes, accumulation
+steps and workers.
 """
 
 from dataclasses import dataclass
@@ -21,20 +21,21 @@ from setblock.training.config import SBDConfig
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
 
 EVALUATION = 1 << 31
-"""Replaces the step in an evaluation's seed: the same noise every time, and no step's."""
+"""Replaces the step in an evaluation's seed, so that the noise is the same in every evaluation and differs from every
+step's."""
 
 
 @dataclass(eq=False)
 class SBDCollator(TrainerCallback):
-    """Batch `RowDataset` items: the rows' `input_ids` [B, L], the `inputs`, and the `step` they are for. The Trainer divides
-    the loss by the count of `labels` [B, L]: next-token targets, none for a document's first token. A trainer's callback, too,
-    which counts the batches of each epoch."""
+    """The collator of `RowDataset` items. A batch has the rows' `input_ids` [B, L], the `inputs`, and the `step` they
+    are for. The Trainer divides the loss by the count of `labels` [B, L]: next-token targets, none for a document's
+    first token. The collator is also a trainer callback, which counts the batches of each epoch."""
 
     args: SBDConfig  # the training arguments
     noise_ids: range  # as in `noise_row`; not read where the objective is `ntp`
     end_of_text_id: int  # also what rows are padded with
     context_length: int  # positions stay below it
-    is_flat: bool = False  # make one row of all, without padding, which attention by documents allows
+    is_flat: bool = False  # join all rows into one without padding, which attention by documents allows
     step: int | None = None  # of all batches; None: a batch's number decides its step
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class SBDCollator(TrainerCallback):
         )
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Count batches anew, from the first on that the Trainer does not skip, since an earlier run did it."""
+        """Restart the count of batches, from the first one that the Trainer does not skip as done by an earlier run."""
         steps = -(-len(kwargs["train_dataloader"]) // args.gradient_accumulation_steps)
         skipped = 0 if args.ignore_data_skip else state.global_step % steps  # 0, too, where no epoch was interrupted
         step, batch = state.global_step - skipped, skipped * args.gradient_accumulation_steps
@@ -79,7 +80,7 @@ class SBDCollator(TrainerCallback):
         return {"input_ids": rows["input_ids"], "labels": labels, "inputs": inputs, "step": step}
 
     def _next_step(self) -> int:
-        """Return the step of the next batch: workers take batches in turn."""
+        """Return the step of the next batch. Workers make batches in turn."""
         epoch, step, first, _ = self._epoch.tolist()
         made = self._counted[1] if self._counted[0] == epoch else 0
         self._counted = (epoch, made + 1)
@@ -89,8 +90,8 @@ class SBDCollator(TrainerCallback):
 
 
 def drawn_block_size(args: SBDConfig, *, step: int, max_steps: int) -> int:
-    """Return the block size drawn for an optimiser step (Algorithm 1), by the seed and the step only; the largest in an
-    evaluation. One that is in `block_sizes` twice is drawn twice as often.
+    """Return the block size drawn for an optimiser step (Algorithm 1), from the seed and the step only; the largest in
+    an evaluation. A size that is in `block_sizes` twice is drawn twice as often.
 
     With a curriculum, only the smaller ones are drawn from at first: the share `progress / curriculum` of `block_sizes` in
     order of size, rounded up, and at least one (as LLaDA 2.0, arXiv 2512.15745, and T*, arXiv 2601.11214).

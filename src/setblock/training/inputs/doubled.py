@@ -1,6 +1,6 @@
-"""Build the doubled input: clean rows followed by their noisy blocks, with everything the mask and the loss need.
+"""The doubled input: clean rows followed by their noisy blocks, with all that the mask and the loss need.
 
-Knows layout: where each token stands, what it may see, which output predicts which token. Knows nothing of models.
+The layout decides where each token stands, what it may see, and which output predicts which token.
 
 Shapes: B rows, L clean tokens a row, N noisy tokens a row (padded to the longest), T = L + N.
 """
@@ -19,13 +19,14 @@ from setblock.model.attention.document_attention import Half, RowRuns, Run
 from setblock.training.inputs.noising import Noising, NoisyHalf, concatenated, noise_row
 
 RUN_LENGTH = 64
-"""Noisy tokens of a document that are attended together, in whole blocks. Fewer make many small calls, and more compute many
-pairs that the mask forbids."""
+"""Noisy tokens of a document that are attended together, in whole blocks. A smaller number makes many small calls; a
+larger one computes many pairs that the mask forbids."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Hold outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, and `token_ids` [M] to predict there."""
+    """The outputs that carry a loss: `index` [M] into the flattened [B * T] outputs, and `token_ids` [M] to predict
+    there."""
 
     index: Tensor
     token_ids: Tensor
@@ -33,7 +34,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """Hold the inputs of one forward pass of training."""
+    """The inputs of one forward pass of training."""
 
     input_ids: Tensor  # [B, T] int64
     position_ids: Tensor  # [B, T] int64, as in `masks.train_mask`, like the following three
@@ -42,11 +43,11 @@ class TrainingInputs:
     limits: Tensor
     ntp: Targets  # of the next-token term of eq. 14
     matp: Targets  # of its masked-token term
-    # [M3] numbers of the targets of `matp` that a clean output predicts, too: all but a document's first token, and those past
+    # [M3] indices of the targets of `matp` that a clean output predicts, too: all but a document's first token, and those past
     # its end
     has_teacher: Tensor
     teacher_index: Tensor  # [M3] which of the flattened [B * T] outputs that is
-    # The runs of tokens of each row that are attended together, where attention is not by a mask over whole rows
+    # The runs of tokens of each row that are attended together, where attention does not use a mask over whole rows
     rows: tuple[RowRuns, ...]
     causal_block: bool = False  # as in `masks.train_mask`
 
@@ -61,16 +62,16 @@ class TrainingInputs:
         return sum(run.length for row in self.rows for run in row.noisy if run.document is not None)
 
     def columns(self, half: Half) -> tuple[int, int]:
-        """Return the first of the columns of a half's tokens, and the one past the last."""
+        """Return the [start, end) columns of a half's tokens."""
         clean, length = sum(run.length for run in self.rows[0].clean), self.input_ids.shape[1]  # L, T
         return {"both": (0, length), "clean": (0, clean), "noisy": (clean, length)}[half]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "TrainingInputs":
-        """Return the same on another device."""
+        """Return a copy on another device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "TrainingInputs":
-        """Return the same in memory that a GPU can copy from while the host continues."""
+        """Return a copy in pinned memory, from which a GPU can copy while the host continues."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TrainingInputs":
@@ -195,7 +196,8 @@ def _side_by_side(
 
 
 def _as_one(rows: dict[str, Tensor], halves: Sequence[NoisyHalf]) -> tuple[dict[str, Tensor], list[NoisyHalf]]:
-    """Return rows as one without padding, and their noisy halves as one. Documents and blocks are numbered through."""
+    """Return all rows joined into one without padding, and their noisy halves joined. Documents and blocks are numbered
+    through."""
     is_text = rows["document_ids"] != PADDING  # [B, L]
     documents = rows["document_ids"].max(dim=1).values + 1  # [B]
     before = documents.cumsum(0) - documents
@@ -210,7 +212,7 @@ def _as_one(rows: dict[str, Tensor], halves: Sequence[NoisyHalf]) -> tuple[dict[
 
 
 def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
-    """Return [N] bool, which noisy tokens are to be predicted."""
+    """Return [N] bool: whether each noisy token is to be predicted."""
     learned: np.ndarray = half.is_masked & (half.labels != IGNORE)
     return learned & (half.position_ids != half.block_starts) if logit_shift else learned
 

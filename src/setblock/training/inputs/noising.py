@@ -1,7 +1,4 @@
-"""Choose which blocks of a row are noised, and which of their tokens become the mask token (Algorithm 1, eq. 13).
-
-Knows rows of tokens, block sizes and random draws. Knows nothing of models or attention.
-"""
+"""The noise: which blocks of a row are noised, and which of their tokens become the mask token (Algorithm 1, eq. 13)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +17,7 @@ MaskPlaces = Literal["anywhere", "tail"]
 
 @dataclass
 class Noising:
-    """Describe how the noisy half is made. The defaults are the paper's.
+    """The options of the noisy half. The defaults are the paper's.
 
     Attributes:
         mask_rate_per: the unit that shares one draw of the mask rate η ~ U(0, 1): a `document` or a `block`.
@@ -62,7 +59,7 @@ class Noising:
 
 @dataclass(frozen=True)
 class NoisyHalf:
-    """Hold the noisy tokens of one row; arrays of one length N."""
+    """The noisy tokens of one row; arrays of one length N."""
 
     input_ids: np.ndarray  # int, x̂: the token, or noise where `is_masked`
     labels: np.ndarray  # int, the token that belongs there, or `IGNORE` where it carries no loss
@@ -158,8 +155,9 @@ def _drawn(
     rates: dict[int, float],
     rng: np.random.Generator,
 ) -> tuple[int, np.ndarray, np.ndarray]:
-    """Draw the blocks of a run of `length` tokens, which may grow to `room`. `rates`: those of documents drawn before. Return
-    how many tokens the first block lacks, each token's block [N], and which are masked [N]."""
+    """Draw the blocks of a run of `length` tokens, which may grow to `room`. `rates` are the mask rates of documents
+    drawn before. Return the number of tokens that the first block lacks, each token's block [N], and whether each is
+    masked [N]."""
     is_short = noising.random_offsets > 0 and rng.random() < noising.random_offsets
     missing = int(rng.integers(block_size)) if is_short else 0
     padded = length
@@ -175,7 +173,7 @@ def _drawn(
 
 
 def _masked(rate: np.ndarray, block_of: np.ndarray, places: MaskPlaces, rng: np.random.Generator) -> np.ndarray:
-    """Return [N] bool, which tokens are masked; `rate` [N] is η, the same for all tokens of a block."""
+    """Return [N] bool: whether each token is masked; `rate` [N] is η, the same for all tokens of a block."""
     if places == "anywhere":
         return rng.random(len(rate)) < rate
     sizes = np.bincount(block_of)

@@ -1,7 +1,7 @@
-"""Run one forward pass of training: inputs -> logits, or inputs -> loss, under the training mask.
+"""One forward pass of training: inputs -> logits, or inputs -> loss, under the training mask.
 
-Finds a model's head, too: hidden states -> logits, with whatever the model does to its logits afterwards. Knows the scalings
-that Transformers' models have. Trusts none of them: which one a model has is found by trying it out.
+Also finds a model's head (hidden states -> logits), with whatever the model does to its logits afterwards. The scalings
+of Transformers' models are listed here; which one a model has is found by running it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,19 +39,19 @@ from setblock.training.loss.loss import (
 )
 
 LARGEST_DENSE_MASK = 1 << 30
-"""Bytes that the attention masks of a pass may take where they are dense."""
+"""The most bytes that the dense attention masks of a pass may take."""
 
 _FACTORS = ("logit_scale", "logits_scaling", "lm_head_multiplier")  # Cohere; Granite, HyperCLOVA X; Falcon-H1
 _TOLERANCE = 0.02  # relative; rounding stays below it in any dtype, a scaling that is left out well above
 
 CleanHalf = Callable[[TrainingInputs, nn.Module | None], tuple[CleanKeys, LogitsOf]]
-"""Runs the clean half of inputs once, without a graph; the module is `wrapped` of `training_logits`. Returns its keys and
-values, and the logits at `TrainingInputs.teacher_index`."""
+"""A function that runs the clean half of inputs once, without a graph; the module is `wrapped` of `training_logits`. It
+returns the half's keys and values, and the logits at `TrainingInputs.teacher_index`."""
 
 
 @dataclass(frozen=True, eq=False)
 class SplitHead:
-    """Hold the head of a model as a function of hidden states, to be called inside of the model's forward pass."""
+    """The head of a model as a function of hidden states, to be called inside the model's forward pass."""
 
     module: nn.Module  # the model's own head
     scaling: Callable[[Tensor], Tensor]  # what the model does to the logits afterwards
@@ -119,7 +119,8 @@ def training_loss(
     masked_loss: MaskedLoss = "cross_entropy",
     clean_half: CleanHalf | None = None,
 ) -> SBDLoss:
-    """Return eq. 14 over one batch: from one forward pass over both halves, or one over each where the clean half is frozen.
+    """Return the loss of eq. 14 over one batch, from one forward pass over both halves, or from one over each where the
+    clean half is frozen.
 
     If the backward pass runs layers again (activation checkpointing), it must run in `document_attention`, too.
 
@@ -171,7 +172,7 @@ def training_loss(
 
     logits = run(index, take=take_loss)  # [0, V]
     (loss,) = found
-    # The sum of no logits is 0. But a wrapper waits for gradients of the model's output before it works on those of weights.
+    # The sum of no logits is 0, but a wrapper waits for gradients of the model's output before those of weights.
     return replace(loss, total=loss.total + logits.sum())
 
 
@@ -203,7 +204,7 @@ def _train_mask(inputs: TrainingInputs, window: int | None) -> MaskMod:
 
 
 def _refuse_large_mask(model: PreTrainedModel, inputs: TrainingInputs, size: int) -> None:
-    """Refuse a mask of `size` bytes if it is too large."""
+    """Raise `SetBlockError` if a mask of `size` bytes is too large."""
     batch, length = inputs.input_ids.shape
     needed = size * len(layer_windows(model.config.get_text_config()))
     if needed > LARGEST_DENSE_MASK:
@@ -215,8 +216,8 @@ def _refuse_large_mask(model: PreTrainedModel, inputs: TrainingInputs, size: int
 
 
 def split_head(model: PreTrainedModel) -> SplitHead | None:
-    """Return the head of a model, or None where nothing this package knows of gives the model's own logits. The main process
-    runs the model once, over a few tokens, and sends the others what it finds: they may not have the weights. Every process
+    """Return the head of a model, or None if no head known here gives the model's own logits. The main process runs the
+    model once, over a few tokens, and sends its finding to the others, which may not have the weights. Every process
     must call this. A model whose weights are in no process can't be tried."""
     module = model.get_output_embeddings()
     if module is None:
@@ -232,7 +233,7 @@ def split_head(model: PreTrainedModel) -> SplitHead | None:
 
 @torch.no_grad()
 def _first_right(model: PreTrainedModel, heads: Sequence[SplitHead]) -> int | None:
-    """Return the number of the first head that gives the model's own logits."""
+    """Return the index of the first head that gives the model's own logits."""
     if any(p.is_meta for p in model.parameters()):
         return None
     seen: list[Tensor] = []

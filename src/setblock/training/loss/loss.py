@@ -1,7 +1,5 @@
-"""Compute the SBD loss: the next-token (NTP) plus the masked-token (MATP) term (eq. 14). `forward` finds the outputs of a batch
-that have a target.
-
-Knows logits, or hidden states and a head, and targets. Knows nothing of models, or of how targets are chosen.
+"""The SBD loss: the next-token (NTP) plus the masked-token (MATP) term (eq. 14), from logits, or hidden states and a
+head, and targets. `setblock.training.loss.forward` finds the outputs of a batch that have a target.
 
 The loss at a masked token is its cross entropy, or the total variation between its distribution and the clean half's. The clean
 half of the same pass is then the teacher: it has read all tokens before the masked one, and predicts it as a next token. Method
@@ -24,10 +22,10 @@ from torch import Tensor
 MaskedLoss = Literal["cross_entropy", "total_variation"]
 
 LogitsOf = Callable[[slice], Tensor]
-"""The teacher's logits [m, V] for a slice of the masked tokens that are learned."""
+"""A function from a slice of the masked tokens that are learned to the teacher's logits [m, V]."""
 
 LOGITS_AT_ONCE = 1 << 26
-"""Logits that a chunk may have: 256 MiB in float32."""
+"""The most logits of a chunk: 256 MiB in float32."""
 
 Head = Callable[[Tensor], Tensor]
 
@@ -53,7 +51,7 @@ def total_variations(logits: Tensor, teacher_logits: Tensor) -> Tensor:
 
 
 def logits_of_hidden(hidden: Tensor, head: Head) -> LogitsOf:
-    """Return a teacher's logits from its hidden states [M, D], computed when they are asked for."""
+    """Return a function that computes a teacher's logits from its hidden states [M, D], a slice at a time."""
 
     @torch.no_grad()
     def logits_of(here: slice) -> Tensor:
@@ -64,7 +62,7 @@ def logits_of_hidden(hidden: Tensor, head: Head) -> LogitsOf:
 
 @dataclass(frozen=True)
 class SBDLoss:
-    """Hold eq. 14 over some targets."""
+    """The loss of eq. 14 over some targets."""
 
     total: Tensor  # the loss to minimise: both terms, each target times its weight
     ntp_sum: Tensor  # for the log, the next-token term: a sum over its targets, each of weight 1, in nats
@@ -83,9 +81,10 @@ def sbd_loss(
     teacher: LogitsOf | None = None,
     weighted: Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]] | None = None,
 ) -> SBDLoss:
-    """Return the loss at M outputs of a pass: at M1 next tokens, then at M2 masked ones, with their ids as targets, and a
-    weight of each kind. `outputs` are the logits [M, V]; or what `weighted` makes them of, chunk by chunk, as `chunked_loss`. A
-    `teacher` gives the clean half's logits of the masked tokens, if their loss is the total variation."""
+    """Return the loss at M outputs of a pass: first M1 next tokens, then M2 masked ones, with their ids as targets and
+    one weight for each kind. `outputs` are the logits [M, V]; or, with `weighted` (such as `chunked_loss`), the hidden
+    states [M, D] that it computes logits of, chunk by chunk. `teacher` gives the clean half's logits of the masked
+    tokens, if their loss is the total variation."""
     split, targets = len(ntp_targets), torch.cat([ntp_targets, matp_targets])
 
     def losses_of(logits: Tensor, here: slice) -> Tensor:
@@ -109,10 +108,10 @@ def sbd_loss(
 def chunked_loss(
     hidden: Tensor, weights: Tensor, losses_of: LossesOf, *, head: Head, parameters: Sequence[Tensor], chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the losses of a head's logits, a scalar, and each loss [M], through which no gradient goes;
-    both in float32 at least. The `hidden` states are [M, D], their `weights` [M] float32, and `parameters` the head's trained
-    weights. The logits of `chunk` hidden states exist at once, at least 1. Losses are weighted here, where the gradients are
-    computed."""
+    """Return the weighted sum of the losses of a head's logits, a scalar, and each loss [M], without gradient; both at
+    least in float32. `hidden` is [M, D], `weights` [M] float32, and `parameters` are the head's trained weights. The
+    logits of only `chunk` (at least 1) hidden states exist at once. Losses are weighted here, since the gradients are
+    computed here."""
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or any(p.requires_grad for p in parameters))
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
     return apply(hidden, weights, losses_of, head, chunk, wanted, *parameters)
@@ -133,7 +132,7 @@ class _ChunkedLoss(torch.autograd.Function):
         kind = torch.promote_types(hidden.dtype, torch.float32)
         losses = torch.zeros(len(hidden), dtype=kind, device=hidden.device)
         hidden_gradient = torch.zeros_like(hidden) if wanted else None
-        # Many chunks add up in each of these: more digits than half precision has.
+        # Many chunks are summed in each of these, which needs more digits than half precision has.
         gradients = [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in parameters]
         for start in range(0, len(hidden), chunk):
             here = slice(start, start + chunk)

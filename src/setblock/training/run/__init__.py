@@ -1,1 +1,1 @@
-"""Take a recipe to a checkpoint with its card, and continue after a stop."""
+"""A training run: from a recipe to a checkpoint with its card, resumed after a stop."""

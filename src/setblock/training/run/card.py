@@ -1,7 +1,4 @@
-"""Write the model card: the README of a trained checkpoint, from the run that made it.
-
-Knows what a run leaves in its folder: recipe, metrics, config. Knows nothing of training or of the hub.
-"""
+"""The model card: the README of a trained checkpoint, written from the recipe, metrics and config in the run's folder."""
 
 import json
 import shlex
@@ -24,15 +21,16 @@ _PACKAGES = ("setblock", "torch", "transformers", "datasets", "tokenizers", "pef
 
 
 def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
-    """Return the card of a checkpoint in `folder`, with what its run has logged there, of a recipe as `Recipe` dumps it. Of
-    local paths only the last part gets into the card; the checkpoint's own is given from the current folder on."""
+    """Return the card of a checkpoint in `folder`, with the metrics that its run logged there. `recipe` is as `Recipe`
+    dumps it. The card names local paths by their last part only, and the checkpoint by its path from the current
+    folder."""
     recipe = _without_folders(without_nulls(recipe))
     base = recipe["model"].get("path") or ""
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["setblock", "set-block-decoding"],
-        base_model=base if "/" in base else None,  # of a local folder the name alone is left
+        base_model=base if "/" in base else None,  # only the name of a local folder is kept
         datasets=sorted(set(_hub_data_sets(recipe["data"]))) or None,
     )
     path, here = folder.resolve(), Path.cwd()
@@ -58,7 +56,7 @@ def model_card(folder: Path, *, recipe: Mapping[str, Any]) -> ModelCard:
 
 
 def _ends(folder: Path) -> Iterator[str]:
-    """Yield the tokens that end an answer, as they are spelled, or their ids where they are no added tokens."""
+    """Yield the tokens that end an answer, by their spelling, or by their ids where they are no added tokens."""
     configs = (folder / name for name in ("generation_config.json", "config.json"))
     found = (json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") for path in configs if path.is_file())
     ids: Any = next((each for each in found if each is not None), [])
@@ -70,14 +68,15 @@ def _ends(folder: Path) -> Iterator[str]:
 
 
 def _versions() -> Iterator[str]:
-    """Yield the versions of the packages that are installed, by name: to read what is said of all takes a fifth of a second."""
+    """Yield the versions of the installed packages of interest, looked up by name: reading the metadata of all packages
+    takes a fifth of a second."""
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
             yield f"{package} {version(package)}"
 
 
 def _figures(folder: Path) -> dict[str, float]:
-    """Return the last value of each figure of the run, and the steps it took."""
+    """Return the last value of each metric of the run, and the steps it took."""
     last: dict[str, float] = {}
     for entry in read_metrics(folder):
         last |= entry

@@ -1,7 +1,7 @@
-"""Find what an earlier run left in an output folder: its recipe, its checkpoints, its final model.
+"""What an earlier run left in an output folder: its recipe, its checkpoints, its final model.
 
-Knows the folders that Transformers' `Trainer` and `SBDModel.save` write, and the processes of a run, on one node or on many,
-that must see the same in them. Knows nothing of models.
+Reads the folders that Transformers' `Trainer` and `SBDModel.save` write. The processes of a run, on one node or on
+many, must see the same in them.
 """
 
 import json
@@ -26,12 +26,13 @@ from setblock.training.trainer.sharding import is_sharded
 _RECIPE_FILE = "recipe.json"
 
 RECORD = "trained.json"
-"""The last file of a checkpoint: shape and sum of each trained tensor (`setblock.training.run.saving`)."""
+"""The file of a checkpoint that is written last: shape and sum of each trained tensor
+(`setblock.training.run.saving`)."""
 
-# Values of the training section that may change between two parts of one run: they don't change what is learned.
+# Values of the training section that may change when a run resumes: they don't change what is learned.
 _FREE = re.compile(
     r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqdm|dataloader_.*|use_cpu|fsdp.*|ddp_.*|activation_checkpointing"
-    # What they make together is recorded: the global batch.
+    # Their product, the global batch, is recorded.
     r"|per_device_train_batch_size|gradient_accumulation_steps|global_batch_size"
 )
 
@@ -43,16 +44,17 @@ def make_folder(folder: Path) -> None:
 
 
 def claim(folder: Path, recipe: Recipe, **known: Any) -> None:
-    """Record in `folder` which recipe is trained there, and what is `known` besides: a hash of its `documents`, and the rows of
-    a step, `global_batch_size`. Raise `SetBlockError` as `check_run` does."""
+    """Record in `folder` which recipe is trained there, together with `known`: a hash of the `documents`, and the rows
+    of a step, `global_batch_size`. Raise `SetBlockError` as `check_run` does."""
     wanted = check_run(folder, recipe, **known)
     if not (folder / _RECIPE_FILE).is_file():
         write_whole(folder / _RECIPE_FILE, json.dumps(wanted, indent=2) + "\n")
 
 
 def check_run(folder: Path, recipe: Recipe, **known: Any) -> dict[str, Any]:
-    """Return the record of a recipe's run, with what is `known` besides. Raise `SetBlockError` if `folder` holds another run,
-    which this one would silently continue. Of a finished run the recipe is all that is known without its data."""
+    """Return the record of a recipe's run, together with `known`. Raise `SetBlockError` if `folder` holds another run,
+    which this one would silently continue. Of a finished run, only the recipe is compared, since its data may not be
+    read."""
     wanted: dict[str, Any] = json.loads(recipe.model_dump_json()) | known
     wanted["training"] = {key: value for key, value in wanted["training"].items() if not _FREE.fullmatch(key)}
     path = folder / _RECIPE_FILE
@@ -66,8 +68,8 @@ def check_run(folder: Path, recipe: Recipe, **known: Any) -> dict[str, Any]:
 
 
 def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
-    """Return the recipe of the run in `folder`, to be looked at on a CPU; None where there is no run. Raise `SetBlockError`
-    if its record is not one that this version can read."""
+    """Return the recipe of the run in `folder`, for use on a CPU; None where there is no run. Raise `SetBlockError` if
+    this version can't read the record."""
     path = folder / _RECIPE_FILE
     if not path.is_file():
         return None
@@ -76,7 +78,7 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
         for key in ("documents", "global_batch_size"):
             content.pop(key, None)
         if "mixture" in content["data"]:
-            content["data"].pop("split", None)  # its default, which is recorded, but belongs inside each source
+            content["data"].pop("split", None)  # its recorded default, which is valid only inside each source
     except (ValueError, KeyError, TypeError) as error:
         raise SetBlockError(
             f"{path} is not the record of a run: delete it, or give another training.output_dir"
@@ -85,21 +87,21 @@ def recorded_recipe(folder: Path) -> tuple[Recipe, SBDConfig] | None:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return what a recipe gave: what it did not give is recorded as null."""
+    """Return a recorded recipe without its nulls, which are keys that the recipe did not give."""
     if isinstance(value, dict):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in `folder` that are whole. The record of what was trained is written last, when all processes
-    are done and the rest was checked: one without it was being written when a process was killed. One with a file that was cut
-    off since, as by a copy that was interrupted, is not whole either."""
+    """Return the complete checkpoints in `folder`. The record of what was trained is written last, when all processes
+    are done and the rest was checked: a checkpoint without it was being written when a process was killed. A checkpoint
+    with a file that was truncated later, as by an interrupted copy, is not complete either."""
     return [path for path in _checkpoints(folder) if _is_whole(path)]
 
 
 def warn_of_incomplete(folder: Path, *, after: int) -> None:
-    """Warn where checkpoints of later steps than the one that a run resumes from are passed over."""
+    """Warn if incomplete checkpoints of later steps than the one that a run resumes from are skipped."""
     last = max(_checkpoints(folder), key=step_of, default=None)
     if last is not None and step_of(last) > after:
         where = " on another node" if _is_whole(last) else ""
@@ -111,7 +113,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of the most steps in `folder` that is whole, or None."""
+    """Return the complete checkpoint of the most steps in `folder`, or None."""
     return max(whole_checkpoints(folder), key=step_of, default=None)
 
 
@@ -127,13 +129,13 @@ def is_finished(folder: Path) -> bool:
 
 @contextmanager
 def telling_of_full_disks(folder: Path) -> Iterator[None]:
-    """Turn what is raised where a disk is full into a `SetBlockError`, and make room: the checkpoint that was being written is
-    deleted. What was there before stays."""
+    """Turn the errors of a full disk into a `SetBlockError`, and make room: the checkpoint that was being written is
+    deleted, earlier files stay."""
     before = {*_checkpoints(folder)}
     try:
         yield
     except Exception as error:
-        # Python says so by a number, safetensors in words, and PyTorch's writer only that it could not write
+        # Python reports a full disk by a number, safetensors in words, and PyTorch's writer only as a failed write
         causes = (error, error.__cause__)
         is_full = any(isinstance(each, OSError) and each.errno in FULL_DISK for each in causes)
         if not is_full and not re.search("No space left|PytorchStreamWriter failed writing", str(error)):
@@ -148,7 +150,7 @@ def telling_of_full_disks(folder: Path) -> Iterator[None]:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Return whether a checkpoint was written to its end, and each of its files still has its end."""
+    """Return whether a checkpoint was written completely, and none of its files was truncated since."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_text())
     except (OSError, ValueError):
@@ -158,7 +160,8 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def _has_end(path: Path) -> bool:
-    """Return whether a file of tensors is not cut off. PyTorch's are ZIP archives, which have their directory at the end."""
+    """Return whether a file of tensors is not truncated. PyTorch's are ZIP archives, which have their directory at the
+    end."""
     try:
         if path.suffix in (".pt", ".pth"):
             return is_zipfile(path)
@@ -171,8 +174,8 @@ def _has_end(path: Path) -> bool:
 
 
 def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
-    """Return whether an earlier run has left its final model, and the newest checkpoint that all processes see, if there is
-    one. Every process must call this."""
+    """Return whether an earlier run has left its final model, and the newest checkpoint that all processes see, or
+    None. Every process must call this."""
     output = Path(args.output_dir)
     checkpoints = whole_checkpoints(output)
     seen = gather_object([(is_finished(output), {step_of(path) for path in checkpoints})])
@@ -181,8 +184,8 @@ def earlier_run(args: SBDConfig) -> tuple[bool, Path | None]:
 
 
 def check_shared(args: SBDConfig) -> None:
-    """Refuse output folders that processes don't share, where a checkpoint is written by few of them, or a share by each. Every
-    process must call this. Raise `SetBlockError` also if the folder can't be made."""
+    """Raise `SetBlockError` if processes don't share the output folder although only some of them, or each for its own
+    share, write a checkpoint; or if the folder can't be made. Every process must call this."""
     if args.world_size == 1:
         return
     output = Path(args.output_dir)

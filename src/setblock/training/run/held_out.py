@@ -1,8 +1,7 @@
-"""Measure a run on its held-out documents before it trains and after: the loss of plain decoding, and how many tokens are as in
-the reference.
+"""The held-out measurement of a run, before and after it trains: the loss of plain decoding, and the share of tokens
+that equal the reference.
 
-Knows the Trainer, rows of documents and metrics. Draws no random number and changes no weight: a run is the same with it and
-without.
+It draws no random number and changes no weight, so a run is the same with and without it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,15 +19,15 @@ from setblock.training.trainer.sharding import reshard
 from setblock.training.trainer.trainer import SBDTrainer
 
 MOST_TOKENS = 32_768
-"""Tokens of held-out documents that are measured, prompts included: a bound on the time it takes."""
+"""The most tokens of held-out documents that are measured, prompts included, which bounds the time it takes."""
 
 _LOSS, _ACCURACY = "eval_token_loss", "eval_mean_token_accuracy"
 _TOKENS, _DOCUMENTS = "eval_tokens", "eval_documents"
 
 
 class HeldOutScores(TrainerCallback):
-    """Log `eval_token_loss` and `eval_mean_token_accuracy` of plain decoding on the first held-out documents, up to
-    `MOST_TOKENS`: as training begins, and when `measure` is called."""
+    """A trainer callback that logs `eval_token_loss` and `eval_mean_token_accuracy` of plain decoding on the first
+    held-out documents, up to `MOST_TOKENS`: when training begins, and when `measure` is called."""
 
     def __init__(
         self,
@@ -38,8 +37,8 @@ class HeldOutScores(TrainerCallback):
         *,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Take what trains, the model that it trains, and held-out rows. `on_progress` is called with the number of documents
-        measured so far, and that of all that will be."""
+        """Take the trainer, the model that it trains, and held-out rows. `on_progress` is called with the number of
+        documents measured so far, and their total."""
         self._mask_token_id = None if sbd.sbd_config is None else sbd.sbd_config.mask_token_id
         self._trainer, self._model, self._rows, self._on_progress = trainer, sbd.model, rows, on_progress
 
@@ -55,13 +54,13 @@ class HeldOutScores(TrainerCallback):
         return documents
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Measure what the run starts from. A run that resumes has it in its metrics."""
+        """Measure the model that the run starts from. A resumed run already has it in its metrics."""
         if state.global_step == 0:
             self.measure()
 
     def measure(self) -> None:
-        """Measure the model as it is now, and log it. Every process must call this, since each may have a part of the weights;
-        all measure the same."""
+        """Measure the present model, and log the scores. Every process must call this, since each may have a part of
+        the weights; all measure the same documents."""
         if not self._documents:
             return
         wrapped, total = self._trainer.model_wrapped, len(self._documents)
@@ -84,7 +83,8 @@ class HeldOutScores(TrainerCallback):
 
 
 def _first(rows: Sequence[Row]) -> tuple[list[Document], bool]:
-    """Return the first documents with at most `MOST_TOKENS`, at least one, and whether these are all."""
+    """Return the first documents with at most `MOST_TOKENS` tokens together, at least one document, and whether these
+    are all."""
     documents: list[Document] = []
     tokens = 0
     for document in (each for row in rows for each in documents_of(row) if has_scores(each)):
@@ -97,7 +97,7 @@ def _first(rows: Sequence[Row]) -> tuple[list[Document], bool]:
 
 @dataclass(frozen=True)
 class BeforeAndAfter:
-    """Hold the scores on held-out documents at a run's start, None where these are unknown, and at its end."""
+    """The scores on held-out documents at a run's start, None where unknown, and at its end."""
 
     before: TokenScores | None
     after: TokenScores
@@ -113,7 +113,7 @@ class BeforeAndAfter:
 
 
 def held_out_scores(entries: Iterable[dict[str, Any]]) -> BeforeAndAfter | None:
-    """Return the scores that a run has logged (`read_metrics`), or None where it has measured nothing at its end."""
+    """Return the scores that a run has logged (`read_metrics`), or None if it measured nothing at its end."""
     found = {
         entry["step"]: TokenScores(entry[_LOSS], entry[_ACCURACY], entry[_TOKENS], entry[_DOCUMENTS])
         for entry in entries

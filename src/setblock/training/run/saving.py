@@ -1,8 +1,6 @@
-"""Save what a run leaves, a checkpoint that plain Transformers loads, wherever the weights were (spread, or in an adapter); and
-check that every trained tensor is in it and in each checkpoint on the way, which counts as whole from then on.
-
-Knows trained models, how their weights are gathered, and how FSDP2's checkpoints are read. Knows nothing of training loops.
-"""
+"""The saving of a run's result as a checkpoint that plain Transformers loads, wherever the weights were (sharded, or in
+an adapter). Also checks that every trained tensor is in the result and in each intermediate checkpoint, which counts as
+complete from then on."""
 
 import json
 import re
@@ -42,13 +40,12 @@ def save_result(
     starting: Callable[[], SBDModel],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Save what was trained; of an adapter, the model that it makes merged, or its base with the adapter next to it. Every
-    process must call this; the main one writes. Raise `SetBlockError` if a trained tensor is not in what was written, or the
-    base model can't be loaded again. All processes raise the same.
+    """Save the trained model. With an adapter: the merged model, or the base model with the adapter next to it. Every
+    process must call this; the main one writes. Raise `SetBlockError`, the same in all processes, if a trained tensor
+    is not in the files written, or the base model can't be loaded again.
 
     Args:
-        dtype: what all weights, where they were trained, are rounded to, and the result runs in; None: as they were trained.
-        starting: makes what it started from once more, prepared in the same way, its weights not quantised.
+        dtype: the type that all weights are rounded to, and that the result runs in; None: as they were trained.
     """
     expected = sums_of(trained_tensors(trainer.model).items())
     state: dict[str, Tensor] | None = None
@@ -57,7 +54,7 @@ def save_result(
         state = cast(dict[str, Tensor], get_model_state_dict(trainer.model_wrapped, options=options))
     with raising_together():
         if trainer.is_world_process_zero() and adapter is not None:
-            # A base model that was quantised, sharded or given other layers is not unmade: it is loaded again.
+            # Quantising, sharding and adding layers can't be undone, so the base model is loaded again.
             with tempfile.TemporaryDirectory(prefix=".adapter-", dir=output) as temporary:
                 folder = Path(temporary)
                 trainer.model.save_pretrained(temporary, state_dict=state, save_embedding_layers=False)
@@ -97,10 +94,11 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Completeness(TrainerCallback):
-    """Check what a run resumes from and each checkpoint that it writes, and delete older ones only then."""
+    """A trainer callback that checks the checkpoint a run resumes from and each one that it writes, and only then
+    deletes older ones."""
 
     def __init__(self, args: SBDConfig) -> None:
-        """Take over from the Trainer which checkpoints are deleted."""
+        """Take over the deletion of checkpoints from the Trainer."""
         self._limit, args.save_total_limit = args.save_total_limit, None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -116,8 +114,8 @@ class Completeness(TrainerCallback):
                 (later / RECORD).unlink()  # will be written again
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Check the checkpoint, and record in it what was trained: it counts as whole from then on. All processes raise the
-        same `SetBlockError` if a trained tensor is not in it."""
+        """Check the checkpoint, and record in it what was trained: it counts as complete from then on. All processes
+        raise the same `SetBlockError` if a trained tensor is not in it."""
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         tensors = trained_tensors(kwargs["model"])
         expected = sums_of(tensors.items())
@@ -134,7 +132,8 @@ class Completeness(TrainerCallback):
 
 @contextmanager
 def raising_together() -> Iterator[None]:
-    """Raise the first `SetBlockError` that any process meets. Every process must come here; it waits for all."""
+    """Raise the first `SetBlockError` that any process meets. Every process must enter this context, which waits for
+    all."""
     problem = ""
     try:
         yield
@@ -146,7 +145,8 @@ def raising_together() -> Iterator[None]:
 
 
 def _sharded_sums(checkpoint: Path, tensors: dict[str, Tensor]) -> Sums:
-    """Return what FSDP2 has written of tensors with these names and shapes. Each process reads its share."""
+    """Return the sums of the tensors of these names and shapes in the files that FSDP2 wrote. Each process reads its
+    share."""
     reader = FileSystemReader(checkpoint / f"{FSDP_MODEL_NAME}_0")
     stored = reader.read_metadata().state_dict_metadata
     sizes = {name: getattr(stored.get(f"model.{name}"), "size", None) for name in tensors}

@@ -1,4 +1,5 @@
-"""Train from a recipe to a checkpoint: model + data + trainer; or make one of an adapter that such a run has left."""
+"""Training from a recipe to a checkpoint: model + data + trainer. Also merges the adapter of a run into a
+checkpoint."""
 
 import itertools
 import warnings
@@ -60,7 +61,7 @@ from setblock.training.trainer.trainer import SBDTrainer, prepare
 _NO_MODEL = "model.config: can't make a model of it"  # whatever Transformers raises
 
 MakeCallbacks = Callable[[SBDTrainer, SBDModel], Sequence[TrainerCallback]]
-"""From what trains and the model that it trains to what is to be called while it does."""
+"""A function from the trainer and the model that it trains to the callbacks of the training."""
 
 
 def train(
@@ -71,14 +72,14 @@ def train(
     peak: float | None = None,
     on_held_out: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't be
-    loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another recipe, or is
-    being trained in.
+    """Train as a recipe says and save the result in its `output_dir`. Raise `SetBlockError` if the recipe's model can't
+    be loaded or made, its data does not fit the recipe's own limits, or the output folder holds the run of another
+    recipe, or another process trains in it.
 
-    Resumes from the newest whole checkpoint there, if there is one, and leaves a finished run as it is. The final model
-    appears only when it is whole. All that is logged is in `metrics.jsonl`. On a CPU, the process keeps from then on what
-    memory it frees (`setblock.heap`). Where the recipe holds documents out, plain decoding's loss on them is measured before
-    and after (`setblock.training.run.held_out`).
+    Resumes from the newest complete checkpoint there, if there is one, and leaves a finished run unchanged. The final
+    model appears only when it is complete. All logs are in `metrics.jsonl`. On a CPU, the process keeps freed memory
+    from then on (`setblock.heap`). Where the recipe holds documents out, plain decoding's loss on them is measured
+    before and after (`setblock.training.run.held_out`).
 
     Args:
         callbacks: makes more callbacks; the section `evaluate_decoding` needs one (`setblock.evaluation.during_training`).
@@ -92,8 +93,9 @@ def train(
 
 @contextmanager
 def _only_run(args: SBDConfig) -> Iterator[None]:
-    """Let no other process train in the output folder while active. Raise `SetBlockError` if one does, or the folder can't be
-    written, or holds an adapter, with which Transformers would load the result. All processes raise the same."""
+    """Lock the output folder against other processes while active. Raise `SetBlockError`, the same in all processes, if
+    another process trains there, the folder can't be written, or it holds an adapter, with which Transformers would
+    load the result."""
     folder = Path(args.output_dir)
     check_shared(args)
     with ExitStack() as held:
@@ -105,7 +107,7 @@ def _only_run(args: SBDConfig) -> Iterator[None]:
         try:
             yield
         finally:
-            # The lock's file need not stay where no run was begun, nor in a finished one's folder, where none begins
+            # The lock's file is deleted where no run was begun, and in the folder of a finished run
             if args.should_save and (is_finished(folder) or recorded_recipe(folder) is None):
                 (folder / LOCK).unlink(missing_ok=True)
 
@@ -167,9 +169,9 @@ def _train(
 
 
 def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Path:
-    """Save the model that an adapter makes of its base, as the run that trained it would at its end. Raise `SetBlockError` if
-    there is no such adapter, the record of its run is missing, it acts on the future block alone, or the output is taken: it
-    holds a model, an adapter or a run.
+    """Save the model that an adapter and its base make, as the run that trained the adapter would at its end. Raise
+    `SetBlockError` if there is no such adapter, the record of its run is missing, the adapter acts on the future block
+    alone, or the output folder already holds a model, an adapter or a run.
 
     Args:
         adapter: a folder that PEFT wrote: a checkpoint of a run in the middle (`RUN/checkpoint-500`), what `keep_adapter` left
@@ -211,7 +213,7 @@ def merge_adapter(adapter: Path, output: Path, *, base: str | None = None) -> Pa
 
 
 class _EvaluationAtTheEnd(TrainerCallback):
-    """Evaluate after the last step, whatever else `eval_strategy` says."""
+    """A trainer callback that evaluates after the last step, whatever `eval_strategy` is."""
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step == state.max_steps:
@@ -219,7 +221,8 @@ class _EvaluationAtTheEnd(TrainerCallback):
 
 
 def _refuse_missing_reporters(args: SBDConfig) -> None:
-    """Refuse reporters that are not installed: the Trainer would find out after the model is loaded, by a stack trace."""
+    """Raise `SetBlockError` for reporters that are not installed: the Trainer would fail only after the model is
+    loaded, with a stack trace."""
     installed = get_available_reporting_integrations()
     if missing := sorted(set(args.report_to) - set(installed)):
         others = " or ".join(["none", *installed])
@@ -227,7 +230,7 @@ def _refuse_missing_reporters(args: SBDConfig) -> None:
 
 
 def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
-    """Return the rows of a recipe's data that train and evaluate a prepared model."""
+    """Return the rows of a recipe's data on which a prepared model is trained and evaluated."""
     limits = DocumentLimits(
         sbd.context_length or NO_LIMIT,  # the attention plan may allow less than the config
         vocabulary=len(sbd.model.get_input_embeddings().weight),
@@ -237,8 +240,9 @@ def recipe_rows(recipe: Recipe, sbd: SBDModel) -> dict[str, CorpusRows]:
 
 
 def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False) -> SBDModel:
-    """Return the model a recipe starts from, with its chat template and its mask token. It is where it is trained, or on the
-    CPU where its weights are yet to be spread, or are `to_be_saved`; these are not quantised, whatever the recipe says."""
+    """Return the model a recipe starts from, with its chat template and its mask token. It is on the device where it is
+    trained; or on the CPU if its weights will be sharded, or are `to_be_saved`, when they are not quantised, whatever
+    the recipe says."""
     section = recipe.model
     device: torch.device | str = args.device
     if to_be_saved or is_sharded(args):
@@ -271,8 +275,8 @@ def prepared_model(recipe: Recipe, args: SBDConfig, *, to_be_saved: bool = False
 
 
 def result_dtype(section: ModelSection) -> torch.dtype | None:
-    """Return the type of the checkpoint that a recipe starts from, which its result gets; None where the recipe names one.
-    Steps of all weights need float32, and so does a run that resumes. But a result in float32 also loads as float32, where a
+    """Return the dtype of the checkpoint that a recipe starts from, which the result also gets; None where the recipe
+    names one. Full training and a resumed run need float32. But a result in float32 also loads as float32, where a
     block costs much more than a token."""
     if section.path is None or section.dtype is not None:
         return None
@@ -312,7 +316,7 @@ def starting_tokenizer(section: ModelSection, data: DataSection) -> tuple[Pretra
 
 
 def context_length_of(config: PretrainedConfig) -> int:
-    """Return how many tokens a model's context has room for; more than there will be where its config does not say."""
+    """Return the context length of a model; `NO_LIMIT` where its config has none."""
     return getattr(config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
 
 

@@ -1,1 +1,1 @@
-"""Run the steps: the Trainer, its optimizer, how it is spread over devices, and what it logs."""
+"""The training loop: the Trainer, its optimizer, its sharding over devices, and its logs."""

@@ -1,7 +1,7 @@
-"""Log tokens a second, and the share of the hardware's peak that this is; each log is a line of JSON in the output folder.
+"""The metrics of a run: tokens per second, their share of the hardware's peak, and a file in the output folder with one
+line of JSON for each log.
 
-Knows parameters, inputs, seconds and the Trainer's logs. Knows nothing of losses or of which hardware there is. The Trainer's
-own record is in its checkpoints, of which the older ones are deleted; this one outlives them.
+The Trainer's own log is in its checkpoints, of which the older ones are deleted; this file outlives them.
 """
 
 import json
@@ -20,10 +20,11 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsFile(TrainerCallback):
-    """Append each log to `metrics.jsonl`. A run that resumes from a checkpoint first drops what came after it."""
+    """A trainer callback that appends each log to `metrics.jsonl`. A run that resumes from a checkpoint first drops the
+    logs after it."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Drop what will be logged again."""
+        """Drop the entries that will be logged again."""
         folder, step = Path(args.output_dir), state.global_step
         if state.is_world_process_zero and (folder / METRICS_FILE).is_file():
             kept = [entry for entry in read_metrics(folder) if entry["step"] <= step and step]
@@ -37,7 +38,8 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run's folder, oldest first; none where it has logged nothing. A line cut short is left out."""
+    """Return the entries of a run's folder, oldest first; none if it has logged nothing. A truncated line is left
+    out."""
     path = folder / METRICS_FILE
     entries = []
     for line in path.read_text().splitlines() if path.is_file() else []:
@@ -47,16 +49,16 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 class TokenCost:
-    """Hold the floating-point operations that a training step needs for each token. A matrix of N weights takes 2 N for a token
-    forward, 2 N for the gradient of its input and, where it is trained, 2 N for its own. What attention computes between tokens
-    is left out, and so are layers that are run again; of experts, all are counted."""
+    """The floating-point operations that a training step needs for each token. A matrix of N weights takes 2 N for a
+    token forward, 2 N for the gradient of its input and, where it is trained, 2 N for its own. Attention between tokens
+    and layers that are run again are left out; of experts, all are counted."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         head = model.get_output_embeddings()
         of_head = {id(p) for p in head.parameters()} if head is not None else set()
         embeddings = {id(p) for p in model.get_input_embeddings().parameters()}
         operations = {id(p): (6 if p.requires_grad else 4) * p.numel() for p in model.parameters() if p.ndim >= 2}
-        # For a token that passes through the layers, and for a target, whose logits are computed
+        # Operations of a token that passes through the layers, and of a target, whose logits are computed
         self.layers: int = sum(each for p, each in operations.items() if p not in of_head | embeddings)
         self.head: int = sum(each for p, each in operations.items() if p in of_head)
 
@@ -67,10 +69,10 @@ class TokenCost:
 
 
 class StepClock(TrainerCallback):
-    """Measure the seconds of training, its data included; evaluations and checkpoints are left out."""
+    """A clock of the seconds of training, data loading included; evaluations and checkpoints are left out."""
 
     _began = 0.0
-    _stepped = 0.0  # when the last step ended, or what is left out after it
+    _stepped = 0.0  # when the last step ended, or the evaluation or checkpoint after it
 
     def take(self) -> float:
         """Return the seconds since the last call, or since the training began. The device must have finished its work."""
@@ -84,7 +86,7 @@ class StepClock(TrainerCallback):
         self.take()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Note the time. Where something follows that is left out, wait for the device first."""
+        """Record the time. If an evaluation or a checkpoint follows, which is left out, wait for the device first."""
         if args.device.type != "cpu" and (control.should_evaluate or control.should_save):
             torch.accelerator.synchronize(args.device)
         self._stepped = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Optimise by Muon and AdamW (`MuonAdamW`): Muon for the matrices inside the model, AdamW for everything else.
+"""The optimizer `MuonAdamW`: Muon for the matrices inside the model, AdamW for everything else.
 
-Knows parameters. Written because `torch.optim.Muon` takes matrices only, and a scheduler and a checkpoint want one optimizer.
+`torch.optim.Muon` takes matrices only, while a scheduler and a checkpoint want one optimizer.
 """
 
 from typing import Any
@@ -11,12 +11,13 @@ from transformers import TrainingArguments
 
 
 class MuonAdamW(Optimizer):
-    """Combine two optimizers behind one interface, with one learning rate for both. Norms and biases do not decay, as with the
+    """Two optimizers behind one interface, with one learning rate for both. Norms and biases do not decay, as with the
     Trainer's own AdamW.
 
     Muon (Jordan et al., 2024) orthogonalises the momentum of each weight matrix; its steps are scaled to AdamW's size
-    (Moonshot AI, arXiv 2502.16982), which is what lets both share a rate. Embeddings, head, norms and biases get AdamW. Of a
-    `model` the trainable parameters are optimised; `args` have the rate and the weight decay of both, and the rest of AdamW.
+    (Moonshot AI, arXiv 2502.16982), so that both can share a rate. Embeddings, head, norms and biases get AdamW. The
+    trainable parameters of `model` are optimised; `args` has the rate and the weight decay of both, and AdamW's other
+    settings.
     """
 
     def __init__(self, model: nn.Module, args: TrainingArguments) -> None:
@@ -38,12 +39,13 @@ class MuonAdamW(Optimizer):
                 self._parts.append(AdamW(part, lr=lr, weight_decay=own, betas=betas, eps=args.adam_epsilon))
         self.least_rows = min(map(len, matrices), default=None)  # of a matrix; None where there is none
         super().__init__([{"params": p} for part in self._parts for p in part.param_groups[0]["params"]], {})
-        # The very dicts of the parts, so that a scheduler's new rate reaches them.
+        # The parts' own dicts, not copies, so that a scheduler's new rate reaches them.
         self.param_groups = [group for part in self._parts for group in part.param_groups]
         self._share()
 
     def _share(self) -> None:
-        """Give each part its group and the states of all: what saves, loads or shards an optimizer sees a plain one."""
+        """Give each part its group and the states of all, so that code that saves, loads or shards an optimizer sees a
+        plain one."""
         for part, group in zip(self._parts, self.param_groups, strict=True):
             part.param_groups, part.state = [group], self.state
 

@@ -1,7 +1,5 @@
-"""Train weights that FSDP2 shards over the processes: what is refused, how gradients are summed, which weights are one.
-
-Knows Accelerate's plugin and PEFT's wrappers. Knows nothing of losses or files.
-"""
+"""Training of weights that FSDP2 shards over the processes: what is refused, how gradients are summed, which weights
+are tied."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +19,7 @@ from setblock.model.adapter.adapter import switch_off
 
 
 def is_sharded(args: TrainingArguments) -> bool:
-    """Return whether each process is to hold a share of the weights."""
+    """Return whether each process gets a share of the weights."""
     return args.fsdp_plugin_args is not None or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
@@ -46,8 +44,8 @@ def share_buffers(model: nn.Module) -> None:
 
 
 def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
-    """Have FSDP2 sum gradients in float32, also those of layers that compute in half precision, or raise `SetBlockError` if
-    a setting would lose weights, or was never tried."""
+    """Make FSDP2 sum gradients in float32, also those of layers that compute in half precision. Raise `SetBlockError`
+    if a setting would lose weights, or is untested."""
     if plugin.fsdp_version != 2:
         raise SetBlockError(f"fsdp_version must be 2, not {plugin.fsdp_version}")
     if plugin.activation_checkpointing:
@@ -64,21 +62,21 @@ def set_up(plugin: FullyShardedDataParallelPlugin) -> None:
 
 
 def reshard(model: nn.Module) -> None:
-    """Have FSDP2 hold each process's share of the weights again, after a pass without a backward pass. The root's gathered
-    ones, rounded to the type of the pass, would else be taken for what was trained."""
+    """Make FSDP2 reshard the weights after a pass without a backward pass. Otherwise the root's gathered weights,
+    rounded to the type of the pass, would be taken for the trained ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def with_tied_weights_visible(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """Have `Accelerator.prepare` see the one weight that an embedding and a head share, where PEFT trains rows of it. PEFT's
-    wrappers give a new tensor each time, so Accelerate would shard the two separately, which PyTorch refuses. Switched off,
-    they give the weight itself."""
+    """Make `Accelerator.prepare` see the one weight that an embedding and a head share, where PEFT trains rows of it.
+    PEFT's wrappers return a new tensor each time, so Accelerate would shard the two separately, which PyTorch refuses.
+    While this context is active, the wrappers return the weight itself."""
 
     def prepared(*objects: Any, **kwargs: Any) -> Any:
         modules = [module for each in objects if isinstance(each, nn.Module) for module in each.modules()]
-        # Without PEFT there is none of its wrappers either.
+        # Without PEFT there are no wrappers of it.
         wrappers = [m for m in modules if type(m).__name__ == "TrainableTokensWrapper" and not m.disable_adapters]
         for wrapper in wrappers:
             switch_off(wrapper)

@@ -1,4 +1,4 @@
-"""Extend Transformers' `Trainer` (`SBDTrainer`): Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
+"""`SBDTrainer`: Transformers' `Trainer` with the doubled input and the loss of eq. 14."""
 
 from collections import defaultdict
 from contextlib import nullcontext
@@ -34,9 +34,9 @@ _SUMS = ("ntp_sum", "ntp_count", "matp_sum", "matp_count")  # of `SBDLoss`
 
 
 def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None, *, warns: bool = True) -> None:
-    """Prepare a model for the objective: it gets a mask token if it needs one and has none, and answers end also with what
-    closes them in its training, of which it `warns`. Nothing happens a second time. Raise `SetBlockError` if it can't be
-    trained, or what is to be learned has no teacher."""
+    """Prepare a model for the objective: it gets a mask token if it needs one and has none, and the tokens that close
+    an answer in training also end one in decoding, with a warning if `warns`. A second call changes nothing. Raise
+    `SetBlockError` if the model can't be trained, or the loss has no teacher."""
     if (new := sbd.end_answers_as_trained()) and warns:
         spelled = " and ".join(f"{sbd.tokenizer.decode([each])!r} (id {each})" for each in new)
         warn(
@@ -60,7 +60,7 @@ def prepare(sbd: SBDModel, args: SBDConfig, adapter: AdapterSection | None, *, w
 
 
 class SBDTrainer(Trainer):
-    """Train on packed rows (`setblock.data.packing.RowDataset`), whose noise the collator draws.
+    """A trainer on packed rows (`setblock.data.packing.RowDataset`), whose noise the collator draws.
 
     The loss is the sum of eq. 14 over the batch divided by its number of next-token targets, over all processes and
     accumulation steps. In addition to `loss`, logs `ntp_loss` and `matp_loss`, each a mean over its targets: in nats, but for
@@ -80,14 +80,11 @@ class SBDTrainer(Trainer):
         peak: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare a model and what trains it. Raise `SetBlockError` if it can't be trained, or not so.
+        """Prepare a model and its training. Raise `SetBlockError` if the model can't be trained, or not with these
+        arguments.
 
         Args:
-            sbd: what is trained, in place.
-            adapter: train LoRA layers, which are put into the model here, in place of all weights.
-            peak: floating-point operations per second of each process's hardware at most, if that is known: logs `mfu`, the
-                share of it that the model's own arithmetic uses (see `setblock.training.trainer.metrics`).
-            kwargs: the Trainer's own, `train_dataset` first of all. The collator and the tokenizer are made here.
+            sbd: the model, which is trained in place.
         """
         prepare(sbd, args, adapter)
         self._collator = SBDCollator(
@@ -103,7 +100,7 @@ class SBDTrainer(Trainer):
         super().__init__(model, args, data_collator=self._collator, processing_class=sbd.tokenizer, **kwargs)
         if args.save_on_each_node:
             self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
-        self.model_accepts_loss_kwargs = True  # makes Trainer count the targets of the whole accumulated batch for us
+        self.model_accepts_loss_kwargs = True  # makes the Trainer count the targets of the accumulated batch
         self._base = sbd.model  # which PEFT's wrapper holds, where there is one
         self._gate, self._frozen_half = gate_of(self._base), frozen_half(self._base)
         self._head = None if args.cross_entropy == "plain" else split_head(self.model)
@@ -120,7 +117,8 @@ class SBDTrainer(Trainer):
         self._sums: defaultdict[str, Tensor | float] = defaultdict(float)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Tensor | int | None]:
-        """Return the batches of the next step and their number of targets; none where a resumed run has taken all steps."""
+        """Return the batches of the next step and their number of targets; none if a resumed run has taken all
+        steps."""
         if self.state.global_step >= self.state.max_steps:  # the Trainer would look only after one more
             self.control = TrainerControl(should_training_stop=True)
             return [], None
@@ -128,7 +126,7 @@ class SBDTrainer(Trainer):
         return batches
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the Trainer's accelerator. FSDP2 is set up as `setblock.training.trainer.sharding` says."""
+        """Create the Trainer's accelerator, with FSDP2 set up by `setblock.training.trainer.sharding`."""
         if is_sharded(self.args):
             # Whole gradients of all weights, kept over the passes of a step, are what sharding is to avoid.
             given = self.args.accelerator_config.gradient_accumulation_kwargs or {}
@@ -162,15 +160,16 @@ class SBDTrainer(Trainer):
         return self.optimizer
 
     def losses(self, model: nn.Module, inputs: TrainingInputs) -> SBDLoss:
-        """Run a forward pass, and compute both terms of eq. 14. An adapter on noisy tokens does not affect the next-token term:
-        training then leaves it out, and runs the clean half separately, without a graph."""
+        """Run a forward pass, and compute both terms of eq. 14. An adapter on noisy tokens does not affect the
+        next-token term, so training with one leaves the term out, and runs the clean half separately, without a
+        graph."""
         clean_half: CleanHalf | None = None
         if self._gate is not None:
             self._gate.set(inputs.block_ids != CLEAN)
             if model.training:
                 none = inputs.ntp.index[:0]
                 inputs = replace(inputs, ntp=Targets(none, none))
-                # The noisy half can be run after the clean one where attention is a function that we can wrap.
+                # The noisy half can run after the clean one if attention is a function that we can wrap.
                 if len(inputs.matp.index) and plan_of(self._base).by_document:
                     clean_half = self._frozen_half
         return training_loss(
@@ -187,8 +186,9 @@ class SBDTrainer(Trainer):
 
     @one_at_a_time(of=lambda trainer: trainer._base)
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run the Trainer's step. Its backward pass may run layers again in the same way as the forward pass."""
-        # PEFT would give an adapter's layers float32, which autocast turns back into half precision at once.
+        """Run the Trainer's step. Its backward pass may run layers again, under the same attention as the forward
+        pass."""
+        # PEFT would cast inputs of an adapter's layers to float32, which autocast casts back to half precision at once.
         uncast = uncast_inputs if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext
         try:
             with document_attention(self._base), uncast(self.model):
@@ -220,8 +220,8 @@ class SBDTrainer(Trainer):
         return total
 
     def _figures(self, prefix: str) -> dict[str, float]:
-        """Return the mean of each term since the last call, and of training steps the tokens per second and the share of the
-        peak. Sums are over all processes: every one must call this."""
+        """Return the mean of each term since the last call and, of training steps, the tokens per second and the share
+        of the peak. Sums are over all processes: every one must call this."""
         names = [prefix + name for name in _SUMS] + ([] if prefix else ["tokens", "operations"])
         taken = [float(self._sums.pop(name, 0.0)) for name in names]
         if self.accelerator.num_processes > 1:
