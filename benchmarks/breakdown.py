@@ -28,7 +28,8 @@ from measuring.subjects import SIZES, FixedCount, random_model, random_prompt
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tables import markdown
 from measuring.timing import synchronise
-from setblock.decoding import rows, samplers
+from setblock.decoding import batch as batches
+from setblock.decoding import samplers
 from setblock.decoding.batch import Batch
 from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings, Method
@@ -45,8 +46,8 @@ MODEL = (PRODUCTS, OTHERS)
 # What is timed: a name in the table -> where the loop finds it. A part's time is without that of parts inside it.
 PARTS: dict[str, tuple[Any, str]] = {
     OTHERS: (forward, "logits_at"),
-    "plan of the pass": (Batch, "spans"),
-    "inputs": (rows, "prepare_inputs"),
+    "plan of the pass": (Batch, "schedules"),
+    "inputs": (batches, "prepare_inputs"),
     "mask, logits' places": (forward.PaddedRunner, "logits"),
     "reading the logits": (loop, "read_logits"),
     "sampler": (RowSamplers, "select"),

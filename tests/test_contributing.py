@@ -159,7 +159,7 @@ assert len({label_of(each) for each in swept}) == 4
 kept = point_from_json(json.loads(json.dumps(point_to_json(swept[0]))))
 assert (kept, kept.without_token) == (swept[0], 5)
 calibrated = CalibratedSetting("some", point_to_json(kept), "5%", True, 2.0, 9, "")
-model.facts = replace(model.facts, calibrations=(calibrated,))
+model.sbd_config = replace(model.sbd_config, calibrations=(calibrated,))
 assert with_calibration(model, DecodingSettings(method="sbd")).without_token == 5
 assert with_calibration(model, DecodingSettings(method="sbd", without_token=7)).without_token == 7
 model = setblock.load()

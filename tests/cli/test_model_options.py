@@ -33,6 +33,7 @@ def test_int8_weights(run, sbd_folder, loaded):
     assert loaded[0].quantization == "int8"
 
 
+@pytest.mark.usefixtures("longest_drafts")
 def test_prepacked_weights(run, sbd_folder, loaded):
     plain = json.loads(run(*COMMAND, "--model", sbd_folder).stdout)
     prepacked = json.loads(run(*COMMAND, "--model", sbd_folder, "--prepack").stdout)

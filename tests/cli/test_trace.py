@@ -18,6 +18,7 @@ def model(sbd_folder):
     return load(sbd_folder)
 
 
+@pytest.mark.usefixtures("longest_drafts")
 @pytest.mark.parametrize("settings", [{}, {"method": "exact"}, {"method": "ntp"}, {"block_size": 4}])
 def test_replaying_the_passes_gives_the_answer(model, settings):
     settings = DecodingSettings(**{"method": "sbd", "max_new_tokens": 24, **settings})

@@ -42,6 +42,7 @@ def test_a_layer_is_the_layer(data: st.DataObject) -> None:
     assert expected.shape == (*shape, outputs)
 
 
+@pytest.mark.usefixtures("longest_drafts")
 @pytest.mark.parametrize(
     ("family", "layers", "most_stays"),
     [

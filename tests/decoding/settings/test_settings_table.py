@@ -119,7 +119,7 @@ def test_hyperparameters_stand_beside_or_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("requested", "said"),
     [
         ({"gamma": 1, "sampler_options": {"gamma": 1}}, "gamma is given more than once"),
         ({"sampler": "factor", "gamma": 1}, "sampler factor has no 'gamma'; it has factor"),

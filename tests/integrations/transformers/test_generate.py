@@ -61,7 +61,7 @@ EOS = [0, *range(100, 140)]  # many, so that rows end early
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"eos_token_id": EOS},
         {"eos_token_id": EOS, "min_new_tokens": 6},

@@ -64,7 +64,7 @@ def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]])
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("requested", "told"),
     [
         ({"num_beams": 2}, "num_beams=2 is not supported in set block decoding"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3 is not supported"),

@@ -65,7 +65,7 @@ def test_it_is_written_in_half_precision_and_names_no_machine(folder: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("sbd_config", "message"),
     [
         ('{"version": 1, "mask_token_id": 100000}', "facts.json: setblock.mask_token_id must be at most"),
         ('{"version": 1}', "either mask_token_id or noise_vocab_size"),

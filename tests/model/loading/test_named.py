@@ -184,7 +184,7 @@ def test_a_run_that_trained_an_adapter_has_no_delta(tiny: NamedModel, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("base", "facts", "message"),
+    ("base", "sbd_config", "message"),
     [
         ("tiny", False, "has a delta of weights, and no facts.json"),
         ("huge", True, "is a delta from huge, and only one from .*tiny can be read"),
