@@ -24,7 +24,7 @@ OutputQueue = asyncio.Queue[Progress | EngineStopped]  # what comes of requests 
 
 
 class Worker:
-    """ModelInput an engine from an event loop. The thread sleeps while there is nothing to decode."""
+    """The thread of an engine, fed from an event loop. It sleeps while there is nothing to decode."""
 
     def __init__(self, engine: Engine) -> None:
         self.figures: EngineFigures = engine.figures  # after its last pass
