@@ -148,7 +148,7 @@ def test_options_of_the_other_runtime(run, sbd_folder, options, reason):
         (("--runtime-option", "n_ctx=0"), "n_ctx must be at least 1, not 0"),
         (("--runtime-option", "type_v=q8_0", "--runtime-option", "flash_attn=off"), "needs flash_attn on or auto"),
         (("--runtime-option", "n_ctx=16", "--max-new-tokens", 100), "context holds 16"),
-        (("--runtime-option", "n_ubatch=64", "--block-size", 100), "needs n_ubatch 100 or more"),
+        (("--runtime-option", "n_ubatch=64", "--block-size", 100, "--drafts", "fixed"), "needs n_ubatch 100 or more"),
         (
             ("--runtime-option", "nctx=4"),
             "--runtime-option nctx is not known, did you mean 'n_ctx'?; there are n_gpu_layers",
