@@ -13,6 +13,7 @@ from torch import Tensor
 from setblock.decoding.drafts.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.state.state import Columns, RequestParams
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import layer_windows
@@ -246,9 +247,15 @@ def _reveal(
     return selection.reveal[0].nonzero()[:, 0].tolist(), selection.memory
 
 
+def columns_of(settings: Sequence[DecodingSettings]) -> Columns:
+    """Return the columns of requests with these settings, as far as they say how tokens are drawn."""
+    rows = [RequestParams(each, block_size=1, prompt_length=0, limit=1, ends=()) for each in settings]
+    return Columns.of(rows, device=torch.device("cpu"))
+
+
 def _choose(logits: Tensor, settings: DecodingSettings, start: int) -> list[int]:
     """Return the tokens chosen from logits [n, V] at the positions from `start` on."""
-    draws = draws_of([settings], vocab_size=logits.shape[-1], device=logits.device)
+    draws = draws_of([settings], columns_of([settings]), vocab_size=logits.shape[-1])
     chosen: list[int] = choose_tokens(logits[None], draws, positions=start + torch.arange(len(logits))[None])[
         0
     ].tolist()

@@ -21,11 +21,12 @@ from transformers import (
 from answers import answers, decoded
 from families import MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
+from naive import columns_of
 from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import RequestParams
+from setblock.decoding.state.state import Columns, RequestParams
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import Logits, logit_rules, most_likely
 from setblock.errors import ParameterError
@@ -250,7 +251,7 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
         method="sbd", repetition_penalty=penalty, logit_bias={3: bias, 4: -bias}, banned_tokens=(5, 6), min_new_tokens=2
     )
     params = RequestParams(settings, block_size=1, prompt_length=5, limit=9, ends=(0, 9))
-    rules = logit_rules([params], vocab_size=30, device=torch.device("cpu"))
+    rules = logit_rules([params], Columns.of([params], device=torch.device("cpu")), vocab_size=30)
     state = open_state([prompt.tolist()], [params], sbd_config=None, device=torch.device("cpu"))
     positions = torch.tensor([[6, 7]])
     ours = rules.apply(state, Logits(logits, positions, positions > 0, most_likely(logits), width=2)).logits
@@ -284,11 +285,8 @@ def test_the_cuts_are_transformers_warpers(cuts: list[tuple[int, float, float]],
     """The same tokens stay, one after the other top-k, top-p and min-p, each row by its own."""
     logits = torch.randn(len(cuts), 2, 30, generator=torch.Generator().manual_seed(seed)) * scale
     logits[..., 7] = -torch.inf  # banned
-    draws = draws_of(
-        [DecodingSettings(method="sbd", temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in cuts],
-        vocab_size=30,
-        device=torch.device("cpu"),
-    )
+    settings = [DecodingSettings(method="sbd", temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in cuts]
+    draws = draws_of(settings, columns_of(settings), vocab_size=30)
     ours = cut(logits, draws)
     for row, (top_k, top_p, min_p) in enumerate(cuts):
         exactly = logits[row].double()

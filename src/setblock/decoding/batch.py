@@ -67,7 +67,13 @@ class Batch:
         return cls(
             model=model,
             state=state,
-            policy=Policy(params, checked.constraints, vocab_size=model.vocab_size, device=model.device),
+            policy=Policy(
+                params,
+                checked.constraints,
+                vocab_size=model.vocab_size,
+                device=model.device,
+                columns=state.params.columns,
+            ),
             texts=checked.texts,
             drafts=drafts,
             started=[checked.started] * len(params),
@@ -76,22 +82,24 @@ class Batch:
 
     @classmethod
     @torch.inference_mode()
-    def joined(cls, parts: Sequence["Batch"], rows: Sequence[int] | None = None) -> "Batch":
+    def joined(
+        cls, parts: Sequence["Batch"], rows: Sequence[int] | None = None, *, state: BatchState | None = None
+    ) -> "Batch":
         """Return one batch with the rows of several, or only `rows`, numbered over all parts. Texts and constraints are
-        shared with the parts, so a row may continue in one batch only."""
-        state = joined([part.state for part in parts], rows)
+        shared with the parts, so a row may continue in one batch only. `state`: of these rows, if there is one already."""
+        state = joined([part.state for part in parts], rows) if state is None else state
         return cls(
             model=parts[0].model,
             state=state,
-            policy=Policy.joined([part.policy for part in parts], state.params.rows, rows),
+            policy=Policy.joined([part.policy for part in parts], state.params, rows),
             texts=joined_list([part.texts for part in parts], rows),
             drafts=joined_list([part.drafts for part in parts], rows),
             started=joined_list([part.started for part in parts], rows),
         )
 
-    def select(self, rows: Sequence[int]) -> "Batch":
+    def select(self, rows: Sequence[int], *, state: BatchState | None = None) -> "Batch":
         """Return a batch of `rows` only, at least one, as `joined` does. It keeps the schedules of the next pass."""
-        select = Batch.joined([self], rows)
+        select = Batch.joined([self], rows, state=state)
         select.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
         select.is_resolved = self.is_resolved
         return select
@@ -128,7 +136,8 @@ class Batch:
         )
         if is_changed or not runner.fuses_commit:
             cut = [scheduled.drafted if scheduled.drafted < full.drafted else -1 for scheduled, full in pairs]
-            self.state.shorten_drafts(cut, [scheduled.fed_size for scheduled in schedules])
+            fed = [scheduled.fed_size for scheduled in schedules]
+            self.state.shorten_drafts(torch.tensor([cut, fed], device=self.state.tokens.device))
             if self.policy.constraints.constrained:
                 self.policy.constraints.update(self.state)  # retracts the tokens that were cut
         self.next_schedules, self.is_resolved = schedules, True

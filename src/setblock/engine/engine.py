@@ -11,6 +11,7 @@ import torch
 from setblock.decoding.batch import Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.checks import check_rows
+from setblock.decoding.state.table import StateTable
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
@@ -39,6 +40,11 @@ class Engine:
         self._waiting: deque[EngineSequence] = deque()
         self._running: list[EngineSequence] = []
         self._batch: Batch  # of those that run, in the same order, while there are any
+        self._table = StateTable(
+            self.limits.max_num_seqs, sbd_config=model.sbd_config, device=model.device, draft_text=model.draft_text
+        )
+        self._free_rows = list(reversed(range(self.limits.max_num_seqs)))  # of the table
+        self._rows: torch.Tensor  # [R] int64, the rows of `_batch` in the table
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
         self._counts = Counter[str]()  # of the figures that count what was done
@@ -130,11 +136,16 @@ class Engine:
             joining.append(self._waiting.popleft())
         if not joining:
             return
-        rows = [self._batch] if self._running else []
-        self._batch = Batch.joined([*rows, *(sequence.opened() for sequence in joining)])
+        parts = [self._batch] if self._running else []
+        self._save()
         for sequence in joining:
-            sequence.rows = None
+            parts.append(sequence.opened())
+            sequence.row, sequence.rows = self._free_rows.pop(), None
+            self._table.write(sequence.row, parts[-1].state)
         self._running += joining
+        self._rows = self._rows_of(self._running)
+        requests = [params for part in parts for params in part.state.params.rows]
+        self._batch = Batch.joined(parts, state=self._table.load(self._rows, requests))
 
     def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
         """Give a sequence pages for its prompt and a block, also those that hold its beginning already. Return False
@@ -158,12 +169,31 @@ class Engine:
         if not rows:
             return
         staying = [row for row in range(len(self._running)) if row not in set(rows)]
+        self._free_rows += [self._running[row].row for row in rows]
+        self._save()
+        if staying:
+            self._batch = self._selected(staying)
         self._running = [self._running[row] for row in staying]
         if staying:
-            self._batch = self._batch.select(staying)
+            self._rows = self._rows_of(self._running)
         else:  # nothing is held for those who have gone
             del self._batch
             self._place()
+
+    def _rows_of(self, sequences: Sequence[EngineSequence]) -> torch.Tensor:
+        return torch.tensor([sequence.row for sequence in sequences], device=self._model.device)
+
+    def _save(self) -> None:
+        """Write the state of those that run back to the table."""
+        if self._running:
+            self._table.store(self._rows, self._batch.state)
+
+    def _selected(self, rows: Sequence[int]) -> Batch:
+        """Return a batch of some rows of the batch, with their state in the table."""
+        state, at = self._batch.state, torch.tensor([self._running[row].row for row in rows])
+        requests = [state.params.rows[row] for row in rows]
+        loaded = self._table.load(at.to(self._model.device), requests, may_prefill=state.may_prefill)
+        return self._batch.select(rows, state=loaded)
 
     def _forget(self, sequence: EngineSequence) -> None:
         sequence.release(self._pool)
@@ -195,7 +225,8 @@ class Engine:
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
         sequence, scheduled = self._running[row], self._batch.whole_schedules(self._runner)[row]
-        sequence.rows = self._batch.select([row])
+        self._save()
+        sequence.rows = self._selected([row])
         sequence.rows.state.preempt()
         params, sequence.prompt_end = sequence.rows.state.params.rows[0], max(sequence.prompt_end, scheduled.start)
         sequence.block_end = min(scheduled.block_start + params.block_size, params.limit)

@@ -66,6 +66,7 @@ class EngineSequence:
     keys: list[bytes] = field(default_factory=list)  # of its first pages, those whose tokens are committed
     prefilled: bool = False  # whether its prompt was fed to its end at least once
     served: int = -1  # number of the pass that last fed it
+    row: int = -1  # its row of the table while it runs
 
     def opened(self) -> Batch:
         """Return its own row, which no batch has. It is opened the first time: before, it needs no memory of the device."""

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from families import save_with_random_adapter, tiny_sbd
+from naive import columns_of
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold
 from setblock.decoding.settings.table import DecodingSettings
@@ -154,7 +155,7 @@ class TwoPasses:
         self.passes = self.saved = 0
 
     def chosen(self, logits: torch.Tensor, start: int) -> list[int]:
-        draws = draws_of([self.settings], vocab_size=logits.shape[-1], device=logits.device)
+        draws = draws_of([self.settings], columns_of([self.settings]), vocab_size=logits.shape[-1])
         positions = start + torch.arange(len(logits))[None]
         found: list[int] = choose_tokens(logits[None].float(), draws, positions=positions)[0].tolist()
         return found

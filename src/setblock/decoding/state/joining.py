@@ -63,8 +63,9 @@ def open_state(
 
 def _open_record(params: BatchParams) -> Record:
     none = torch.zeros_like(params.prompt_length)
-    nowhere = none[:, None].expand(-1, params.capacity)
-    alternatives = nowhere[..., None].expand(-1, -1, params.num_alternatives or 0)
+    nowhere, alternatives = none[:, None].expand(-1, params.capacity), params.num_alternatives
+    kept = nowhere[:, :0] if alternatives is None else nowhere  # [B, C], or [B, 0] where no log-probabilities are kept
+    top = kept[..., None].expand(-1, -1, alternatives or 0)
     return Record(
         prefill=none,
         number=none.clone(),
@@ -73,9 +74,9 @@ def _open_record(params: BatchParams) -> Record:
         accepted=none.clone(),
         revealing=nowhere - 1,
         entropies=nowhere.float(),
-        logprob=nowhere.float(),
-        top_logprobs=alternatives.float(),
-        top_ids=alternatives.clone(),
+        logprob=kept.float(),
+        top_logprobs=top.float(),
+        top_ids=top.clone(),
     )
 
 

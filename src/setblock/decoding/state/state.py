@@ -52,13 +52,65 @@ class RequestParams:
         return 1 + 2 * (self.limit - self.prompt_length)
 
 
+INTEGERS = (
+    *("prompt_length", "limit", "block_size", "branches", "is_ntp", "is_exact", "prompt_lookup"),
+    *("seeds", "top_k", "first_end"),
+)
+NUMBERS = ("temperature", "top_p", "min_p", "penalty")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The numbers of each row's request on the device, packed: a row that joins is written by three copies."""
+
+    integers: Tensor  # [B, `INTEGERS`] int64; `first_end` is the first position at which an end-of-text is allowed
+    numbers: Tensor  # [B, `NUMBERS`] float32
+    ends: Tensor  # [B, E] int64, token ids that end the answer, filled up with `NO_TOKEN`
+
+    @classmethod
+    def of(cls, rows: Sequence[RequestParams], *, device: torch.device) -> "Columns":
+        """Return the columns of requests."""
+        most_ends = max(1, *(len(each.ends) for each in rows))
+        integers, numbers = [], []
+        for each in rows:
+            settings, method = each.settings, each.settings.method
+            first_end = each.prompt_length + settings.min_new_tokens
+            integers.append(
+                [
+                    *(each.prompt_length, each.limit, each.block_size, each.branches, method == "ntp"),
+                    *(method == "exact", settings.prompt_lookup or 0, settings.seed, settings.top_k or NEVER, first_end),
+                ]
+            )
+            numbers.append([settings.temperature, settings.top_p, settings.min_p, settings.repetition_penalty])
+        return cls(
+            integers=torch.tensor(integers, device=device),
+            numbers=torch.tensor(numbers, device=device, dtype=torch.float32),
+            ends=torch.tensor([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows], device=device),
+        )
+
+    def integer(self, name: str) -> Tensor:
+        """Return [B] int64, one of `INTEGERS`."""
+        return self.integers[:, INTEGERS.index(name)]
+
+    def number(self, name: str) -> Tensor:
+        """Return [B] float32, one of `NUMBERS`."""
+        return self.numbers[:, NUMBERS.index(name)]
+
+
 class BatchParams:
     """The parameters of a batch's rows as tensors, int64 unless stated. Fields of `RequestParams` are [B]."""
 
     def __init__(
-        self, rows: Sequence[RequestParams], sbd_config: SBDModelConfig | None, *, device: torch.device
+        self,
+        rows: Sequence[RequestParams],
+        sbd_config: SBDModelConfig | None,
+        *,
+        device: torch.device,
+        columns: Columns | None = None,
+        confidences: Tensor | None = None,
     ) -> None:
-        """Build the tensors. `rows` are kept for the host. `sbd_config` is None for a model not trained for blocks."""
+        """Build the tensors. `rows` are kept for the host. `sbd_config` is None for a model not trained for blocks. With
+        `columns` [B], and `confidences`, nothing is copied to the device."""
         self.rows, self.sbd_config = tuple(rows), sbd_config
         self.waits = devices.waits(device)  # whether a host that reads a value has to wait for the device
         self.block_width = max(each.block_size for each in rows)  # k
@@ -70,21 +122,16 @@ class BatchParams:
         self.mask_token = (
             NO_TOKEN if sbd_config is None or sbd_config.mask_token_id is None else sbd_config.mask_token_id
         )
-        most_ends = max(1, *(len(each.ends) for each in rows))
-
-        def column(values: Sequence[object]) -> Tensor:
-            return torch.tensor(values, device=device)
-
-        self.prompt_length = column([each.prompt_length for each in rows])
-        self.limit = column([each.limit for each in rows])
-        self.ends = column([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows])  # [B, E]
-        self.block_size = column([each.block_size for each in rows])
-        self.branches = column([each.branches for each in rows])
-        self.is_ntp = column([each.settings.method == "ntp" for each in rows])  # [B] bool, one token a pass
-        self.is_exact = column([each.settings.method == "exact" for each in rows])  # [B] bool, blocks are drafts
-        self.prompt_lookup = column([each.settings.prompt_lookup or 0 for each in rows])  # [B] as in the settings
-        self.seeds = column([each.settings.seed for each in rows])  # [B] of each row's draws
-        self.confidences = column(CONFIDENCES)  # float32, the bounds between the kinds of what the model drafts
+        self.columns = columns = Columns.of(rows, device=device) if columns is None else columns
+        self.prompt_length, self.limit = columns.integer("prompt_length"), columns.integer("limit")
+        self.ends = columns.ends  # [B, E]
+        self.block_size, self.branches = columns.integer("block_size"), columns.integer("branches")
+        self.is_ntp = columns.integer("is_ntp") > 0  # [B] bool, one token a pass
+        self.is_exact = columns.integer("is_exact") > 0  # [B] bool, blocks are drafts
+        self.prompt_lookup = columns.integer("prompt_lookup")  # [B] as in the settings
+        self.seeds = columns.integer("seeds")  # [B] of each row's draws
+        # float32, the bounds between the kinds of what the model drafts
+        self.confidences = torch.tensor(CONFIDENCES, device=device) if confidences is None else confidences
         # Whether the drafts of any row may be copied from the text, or vary in length
         self.copies_drafts = any(each.settings.prompt_lookup for each in rows)
         self.adapts_drafts = any(each.adapts_drafts for each in rows)
@@ -105,7 +152,7 @@ class BatchParams:
         # [B, k] for each position of the block, how far before it the output is that predicts it
         self.shifts = torch.ones((len(rows), self.block_width), dtype=torch.long, device=device)
         if sbd_config is not None and not sbd_config.logit_shift:
-            self.shifts[:] = from_before[:, None] & self.is_first
+            self.shifts.copy_(from_before[:, None] & self.is_first)
 
 
 @dataclass
@@ -161,7 +208,7 @@ class Record:
     accepted: Tensor  # drafted tokens that were right
     revealing: Tensor  # [B, C] int64, the pass that revealed each position, 0 for the prefill
     entropies: Tensor  # [B, C] float32, nats, of each position when it was revealed
-    logprob: Tensor  # [B, C] float32; as the next two, only if log-probabilities are kept
+    logprob: Tensor  # [B, C] float32; [B, 0], and the next two empty, too, where no log-probabilities are kept
     top_logprobs: Tensor  # [B, C, n] float32
     top_ids: Tensor  # [B, C, n]
 
@@ -283,15 +330,14 @@ class BatchState:
         # The next block is empty after the answer's end, or if a draft ends the text
         self._open_blocks(done | self.answer.finished, self.answer.text_end)
 
-    def shorten_drafts(self, drafted: Sequence[int], fed: Sequence[int]) -> None:
+    def shorten_drafts(self, requested: Tensor) -> None:
         """Shorten drafts before the next pass, and set how much of the next blocks it feeds.
 
         Args:
-            drafted: [B], how many drafted tokens of each row are checked, not counting the first; -1 for all.
-            fed: [B], the new `fed_size` of each row; -1 to leave it unchanged.
+            requested: [2, B] int64. How many drafted tokens of each row are checked, not counting the first, or -1 for all;
+                and the new `fed_size` of each row, or -1 to leave it unchanged.
         """
         answer = self.answer
-        requested = torch.tensor([drafted, fed], device=self.tokens.device)
         start = self.cache.committed + 1 + requested[0]
         is_cut = (requested[0] >= 0) & (start < answer.text_end)
         self.block.fed_size = torch.where(requested[1] >= 0, requested[1], self.block.fed_size)

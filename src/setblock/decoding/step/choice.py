@@ -17,8 +17,8 @@ from setblock.decoding.constraints.constraint import BatchConstraints, RowConstr
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import joined_list, joined_rows
-from setblock.decoding.state.state import RequestParams
-from setblock.decoding.step.logits import logit_rules, most_likely, unless_all
+from setblock.decoding.state.state import BatchParams, Columns, RequestParams
+from setblock.decoding.step.logits import logit_rules, most_likely
 from setblock.errors import SetBlockError
 
 
@@ -32,21 +32,23 @@ class Policy:
         *,
         vocab_size: int,
         device: torch.device,
+        columns: Columns | None = None,
     ) -> None:
+        """`columns`: of `params`, if they are on the device already."""
         settings = [each.settings for each in params]
         self.vocab_size, self._device = vocab_size, device
-        self.rules = logit_rules(params, vocab_size=vocab_size, device=device)
+        columns = Columns.of(params, device=device) if columns is None else columns
+        self.rules = logit_rules(params, columns, vocab_size=vocab_size)
         self.samplers = RowSamplers([each.sampler for each in settings], device=device)
-        self.draws = draws_of(settings, vocab_size=vocab_size, device=device)
+        self.draws = draws_of(settings, columns, vocab_size=vocab_size)
         self.constraints = BatchConstraints(constraints)
 
     @classmethod
-    def joined(
-        cls, parts: Sequence["Policy"], params: Sequence[RequestParams], rows: Sequence[int] | None = None
-    ) -> "Policy":
+    def joined(cls, parts: Sequence["Policy"], params: BatchParams, rows: Sequence[int] | None = None) -> "Policy":
         """Return one policy with the rows of several, or only `rows`, numbered over all parts; `params` are theirs."""
-        constraints = joined_list([part.constraints.rows for part in parts], rows)
-        policy = cls(params, constraints, vocab_size=parts[0].vocab_size, device=parts[0]._device)
+        constraints, vocab_size = joined_list([part.constraints.rows for part in parts], rows), parts[0].vocab_size
+        device, columns = parts[0]._device, params.columns
+        policy = cls(params.rows, constraints, vocab_size=vocab_size, device=device, columns=columns)
         policy.samplers.memories = joined_list([part.samplers.memories for part in parts], rows)
         return policy
 
@@ -147,16 +149,15 @@ class Draws(NamedTuple):
         return self._replace(**select)
 
 
-def draws_of(settings: Sequence[DecodingSettings], *, vocab_size: int, device: torch.device) -> Draws:
+def draws_of(settings: Sequence[DecodingSettings], columns: Columns, *, vocab_size: int) -> Draws:
     """Return the draws of a batch of requests."""
-    temperature = torch.tensor([each.temperature for each in settings], device=device, dtype=torch.float32)
-    top_k = [min(each.top_k or vocab_size, vocab_size) for each in settings]
+    has_top_k = any(each.top_k and each.top_k < vocab_size for each in settings)
     return Draws(
-        temperature=temperature,
-        top_k=torch.tensor(top_k, device=device) if min(top_k) < vocab_size else None,
-        top_p=unless_all([each.top_p for each in settings], 1.0, device),
-        min_p=unless_all([each.min_p for each in settings], 0.0, device),
-        seeds=torch.tensor([each.seed for each in settings], device=device, dtype=torch.long),
+        temperature=columns.number("temperature"),
+        top_k=columns.integer("top_k").clamp(max=vocab_size) if has_top_k else None,
+        top_p=columns.number("top_p") if any(each.top_p != 1 for each in settings) else None,
+        min_p=columns.number("min_p") if any(each.min_p != 0 for each in settings) else None,
+        seeds=columns.integer("seeds"),
         is_greedy=all(each.temperature == 0 for each in settings),
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, RequestParams
+from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, Columns, RequestParams
 from setblock.model.protocol.runtime import ModelInput
 
 
@@ -221,9 +221,10 @@ class LogitRules:
         return given if logits is given.logits else given.with_logits(logits)
 
 
-def logit_rules(params: Sequence[RequestParams], *, vocab_size: int, device: torch.device) -> LogitRules:
+def logit_rules(params: Sequence[RequestParams], columns: Columns, *, vocab_size: int) -> LogitRules:
     """Return the logit rules of a batch of requests."""
     settings, bias, is_end, first_end = [each.settings for each in params], None, None, None
+    device = columns.integers.device
     if any(each.logit_bias or each.banned_tokens for each in settings):
         bias = torch.zeros((len(settings), vocab_size))
         for row, each in enumerate(settings):
@@ -235,15 +236,9 @@ def logit_rules(params: Sequence[RequestParams], *, vocab_size: int, device: tor
         is_end = torch.zeros((len(settings), vocab_size), dtype=torch.bool)
         for row, of_row in enumerate(params):
             is_end[row, list(of_row.ends)] = True
-        is_end = is_end.to(device)
-        first = [each.prompt_length + each.settings.min_new_tokens for each in params]
-        first_end = torch.tensor(first, device=device)
-    return LogitRules(bias, unless_all([each.repetition_penalty for each in settings], 1.0, device), is_end, first_end)
-
-
-def unless_all(values: Sequence[float], off: float, device: torch.device) -> Tensor | None:
-    """Return the values as a tensor [B] float32, or None if all of them are `off`."""
-    return None if all(value == off for value in values) else torch.tensor(values, device=device, dtype=torch.float32)
+        is_end, first_end = is_end.to(device), columns.integer("first_end")
+    has_penalty = any(each.repetition_penalty != 1 for each in settings)
+    return LogitRules(bias, columns.number("penalty") if has_penalty else None, is_end, first_end)
 
 
 def _first_seen(state: BatchState, vocab_size: int) -> Tensor:

@@ -167,7 +167,7 @@ class BlockSlots:
 def _joined(parts: Sequence[tuple[BatchState, Policy]], rows: Sequence[int] | None = None) -> tuple[BatchState, Policy]:
     """Return the rows of several parts, or those in `rows`, joined into one part."""
     state = joined([state for state, _ in parts], rows)
-    return state, Policy.joined([policy for _, policy in parts], state.params.rows, rows)
+    return state, Policy.joined([policy for _, policy in parts], state.params, rows)
 
 
 def _is_over(state: BatchState, plan: PassPlan) -> Tensor:

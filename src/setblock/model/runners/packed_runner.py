@@ -41,9 +41,9 @@ class PackedRunner(PagedRunner):
         self.page_tokens = page_tokens
         # Two more slots. One stays zero, and is read where a rectangle of keys is wider than a request. The other is never
         # read: padding is written there
-        self._empty_slot, self._spill_slot = slots, slots + 1
+        self._empty_slot, self.spill_slot = slots, slots + 1
         self.cache = Cache(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in layers])
-        self._model, self._attention = model, GroupedAttention(model)
+        self.model, self.attention = model, GroupedAttention(model)
         self._blocks = FiniteBlocks(self.cache, model.device)
         make_batch_invariant(model)
         self._of_one = ON_GPU if devices.waits(model.device) else ON_CPU
@@ -52,24 +52,24 @@ class PackedRunner(PagedRunner):
     def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
         """Set the pages of each row of the batch, from the first position on. `ids` are not used."""
         most = max(map(len, pages), default=0)
-        self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self._model.device)
+        self._pages = torch.tensor([[*each, *[0] * (most - len(each))] for each in pages], device=self.model.device)
 
     def computed(self, tokens: int) -> int:
         """Return the number to which N = `tokens` real tokens are padded."""
-        return self._attention.filled(tokens)
+        return self.attention.filled(tokens)
 
-    @one_at_a_time(of=lambda runner: runner._model)
+    @one_at_a_time(of=lambda runner: runner.model)
     def logits(self, inputs: ModelInput) -> Tensor:
         """Run one pass over the N real tokens, [1, N]. The host waits for the device only on a CPU, where this is free."""
         # 1. The places of tokens in the packed row and in the cache
-        plan, device = inputs.plan, self._model.device
+        plan, device = inputs.plan, self.model.device
         assert plan.schedules is not None
         lengths, ends = (
             [scheduled.tokens for scheduled in plan.schedules],
             [scheduled.end for scheduled in plan.schedules],
         )
         place = (inputs.is_real.flatten().cumsum(dim=0) - 1).view(inputs.is_real.shape)  # [A, Q]
-        slots = self._slots(plan.rows, plan.ends, self._attention.whole_chunks(plan.visible))  # [A, at least visible]
+        slots = self.slots(self._pages[plan.rows], plan.ends, self.attention.whole_chunks(plan.visible))  # [A, at least visible]
 
         # 2. The attention's rectangles
         of_tokens = (place, inputs.positions, inputs.limits)
@@ -77,7 +77,7 @@ class PackedRunner(PagedRunner):
         firsts = np.empty(len(lengths), dtype=int)  # the place of each row's first token among all rectangles' queries
         for rows in rectangles_of(lengths, ends, of_one=self._of_one):
             queries = max(lengths[row] for row in rows)
-            keys = self._attention.whole_chunks(max(ends[row] for row in rows))
+            keys = self.attention.whole_chunks(max(ends[row] for row in rows))
             firsts[rows] = range(offset, offset + len(rows) * queries, queries)
             offset += len(rows) * queries
             index = torch.tensor(rows).to(device, non_blocking=True)
@@ -90,9 +90,9 @@ class PackedRunner(PagedRunner):
         real, of_cells = cells.to(device, non_blocking=True)
         packed = [each.flatten()[real] for each in (inputs.tokens, inputs.positions, inputs.in_block)]
         written = slots.gather(1, inputs.positions).flatten()[real]
-        if more := self._attention.filled(len(written)) - len(written):
+        if more := self.attention.filled(len(written)) - len(written):
             *packed, of_cells = (torch.cat([each, each[-1:].expand(more)]) for each in (*packed, of_cells))
-            written = pad(written, (0, more), value=self._spill_slot)
+            written = pad(written, (0, more), value=self.spill_slot)
         tokens, positions, in_block = packed
         for layer in self.cache.layers:
             layer.written = written
@@ -101,27 +101,27 @@ class PackedRunner(PagedRunner):
         outputs, takes_all = place.gather(1, inputs.outputs), devices.waits(place.device)  # [A, m]
         index = outputs.flatten() if takes_all else outputs[inputs.wanted]  # [M]
         with (
-            packed_attention(self._model, self._attention, rectangles, of_cells) as mask,
-            block_only(self._model, in_block[None]),
+            packed_attention(self.model, self.attention, rectangles, of_cells) as mask,
+            block_only(self.model, in_block[None]),
         ):
             run = partial(
                 logits_at,
-                self._model,
+                self.model,
                 index if len(index) else place[0, :1],
                 input_ids=tokens[None],
                 position_ids=positions[None],
                 attention_mask=mask,
                 cache=self.cache,
-                filled=self._attention.filled,
+                filled=self.attention.filled,
             )
             logits = self._blocks.logits(run, inputs, in_block[None]).float()  # [M, V]
         return logits.view(*outputs.shape, -1) if takes_all else logits[: len(index)]
 
-    def _slots(self, rows: Tensor, ends: Tensor, visible: int) -> Tensor:
-        """Return the slot of each position, [A, visible]; after a row's end it is the empty slot. Other rows may have left NaN
-        in a page, and 0 times NaN is NaN."""
-        positions = torch.arange(visible, device=rows.device)
-        pages = self._pages[rows][:, (positions // self.page_tokens).clamp(max=self._pages.shape[1] - 1)]
+    def slots(self, pages: Tensor, ends: Tensor, visible: int) -> Tensor:
+        """Return the slot of each position, [A, visible], of rows with `pages` [A, n]; after a row's end it is the empty slot.
+        Other rows may have left NaN in a page, and 0 times NaN is NaN."""
+        positions = torch.arange(visible, device=pages.device)
+        pages = pages[:, (positions // self.page_tokens).clamp(max=pages.shape[1] - 1)]
         slots = pages * self.page_tokens + positions % self.page_tokens
         return torch.where(positions < ends[:, None], slots, self._empty_slot)
 
@@ -158,12 +158,13 @@ class PagedLayer(FixedLayer):
     contiguous in memory."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write [1, H, N, D] states to their slots; return all slots, [1, H, slots + 2, D]."""
+        """Write the states [A, H, Q, D] of A Q tokens to their slots; return all slots, [1, H, slots + 2, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         key_states, value_states = self.finite(key_states, value_states)
-        self.keys[self.written] = key_states.transpose(0, 2)
-        self.values[self.written] = value_states.transpose(0, 2)
+        self.keys[self.written], self.values[self.written] = (
+            each.transpose(1, 2).flatten(0, 1)[:, :, None] for each in (key_states, value_states)
+        )
         return self.keys.transpose(0, 2), self.values.transpose(0, 2)
 
 
