@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from setblock import devices
-from setblock.devices import HostCopy
+from setblock.devices import HostCopy, Packed
 
 # Their results' shapes depend on values, or are handed to Python.
 _WAITING = {
@@ -69,9 +69,9 @@ class Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # i
                 self.counts[asker()] += 1
             return plain(tensor)
 
-        def begin_copy(copy: HostCopy, *tables: torch.Tensor) -> None:
+        def begin_copy(copy: HostCopy, tables: Packed) -> None:
             self._begun[id(copy)] = self._products
-            begin(copy, *tables)
+            begin(copy, tables)
 
         def read_copy(copy: HostCopy) -> Any:
             if self._products <= self._begun.pop(id(copy), self._products):

@@ -2,7 +2,9 @@
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,16 +30,28 @@ def current(device: torch.device) -> AbstractContextManager[None]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class HostCopy:
-    """A copy of several tables to the host, started at once, as one transfer. If it is read after a further pass was launched,
-    the device does not idle: that pass runs while the host reads."""
+@dataclass(frozen=True)
+class Packed:
+    """Several tables [B, n] in one tensor, for one copy to the host."""
 
-    def __init__(self, *tables: Tensor) -> None:
-        """Start to copy `tables` [B, n], each bool, int64 or float32. They must not be changed in place afterwards."""
-        self._tables = [(each.shape[1], each.is_floating_point()) for each in tables]
-        # float32 is sent as integers with the same bits
-        whole = [each.view(torch.int32) if each.is_floating_point() else each for each in tables]
-        values = torch.cat(whole, dim=1) if len(whole) > 1 else whole[0]  # int64
+    values: Tensor  # [B, N] int64; float32 as integers with the same bits
+    tables: Sequence[tuple[int, bool]]  # of each, n and whether its numbers are float32
+
+
+def packed(*tables: Tensor) -> Packed:
+    """Pack `tables` [B, n], each bool, int64 or float32."""
+    whole = [each.view(torch.int32) if each.is_floating_point() else each for each in tables]
+    values = torch.cat(whole, dim=1) if len(whole) > 1 else whole[0]  # int64
+    return Packed(values, [(each.shape[1], each.is_floating_point()) for each in tables])
+
+
+class HostCopy:
+    """A copy of packed tables to the host, started at once. If it is read after a further pass was launched, the device does
+    not idle: that pass runs while the host reads."""
+
+    def __init__(self, tables: Packed) -> None:
+        """Start to copy. On a CPU, the values must not be changed in place before they are read."""
+        self._tables, values = tables.tables, tables.values
         self._values, self._arrived = values, None
         if values.device.type != "cpu":
             self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -15,7 +15,7 @@ from measuring.synchronisations import as_on_an_accelerator
 from setblock import devices
 from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.devices import HostCopy
+from setblock.devices import HostCopy, packed
 from setblock.errors import SetBlockError
 from setblock.integrations.transformers import generate as generate_as_transformers
 
@@ -52,11 +52,11 @@ def test_nothing_is_computed_in_float64(trained_tokenizer: PreTrainedTokenizerBa
 def test_a_copy_for_the_host_keeps_each_number() -> None:
     numbers = torch.tensor([[0.1, -0.0, torch.inf], [torch.nan, 1e-42, -3.4e38]])
     places = torch.tensor([[-(2**62)], [2**62]])
-    found = HostCopy(places, numbers, places > 0).read()
+    found = HostCopy(packed(places, numbers, places > 0)).read()
     assert [row for table in (found[0], found[2]) for row in table] == [[-(2**62)], [2**62], [0], [1]]
     assert torch.equal(torch.tensor(found[1]).nan_to_num(7), numbers.nan_to_num(7))
     assert str(found[1][0][1]) == "-0.0"
-    assert HostCopy(numbers[:1, :1]).read() == [[[numbers[0, 0].item()]]]
+    assert HostCopy(packed(numbers[:1, :1])).read() == [[[numbers[0, 0].item()]]]
 
 
 def test_a_pass_runs_on_the_models_own_device(

@@ -12,7 +12,7 @@ import torch
 
 from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
-from setblock.decoding.answer.row_output import RowOutput, read_outputs
+from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
 from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
 from setblock.decoding.drafts.shorten import (
@@ -36,7 +36,7 @@ from setblock.decoding.step.inputs import (
     schedules_ahead,
 )
 from setblock.decoding.step.update import StepOutput, update
-from setblock.devices import HostCopy
+from setblock.devices import HostCopy, packed
 from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, identity, pass_kind
 
@@ -175,12 +175,14 @@ class Batch:
     @torch.inference_mode()
     def outputs(self, step: StepOutput) -> list[RowOutput]:
         """Update all rows' constraints, and return what the last step did to each row. Waits for the device, once."""
-        outputs, finished = read_outputs(self.state, step), self.state.answer.finished
-        self.policy.constraints.update(self.state, range(len(outputs)), outputs=outputs)
-        if self.state.answer.finished is not finished:  # a lazy constraint has ended an answer
-            outputs = read_outputs(self.state, step)
-        for each, params in zip(outputs, self.state.params.rows, strict=True):
+        return self.read(row_outputs(HostCopy(packed(*output_tables(self.state, step)))))
+
+    def read(self, outputs: Sequence[RowOutput]) -> list[RowOutput]:
+        """Update all rows' constraints by what a pass did to each row, and return it with the ends that they set."""
+        requests = self.state.params.rows
+        for each, params in zip(outputs, requests, strict=True):
             assert each.number <= params.most_passes, "an answer does not end"
+        outputs = self.policy.constraints.read(outputs, requests, lambda: self.state)
         self.next_schedules, self.is_resolved = [each.scheduled for each in outputs], False
         return outputs
 
@@ -297,7 +299,7 @@ class StaticBatch(Batch):
 
     @torch.inference_mode()
     def _copied_columns(self) -> HostCopy:
-        return HostCopy(schedule_columns(self.state, fuses_commit=self.runner.fuses_commit, with_drafts=False))
+        return HostCopy(packed(schedule_columns(self.state, fuses_commit=self.runner.fuses_commit, with_drafts=False)))
 
     @property
     def _can_run_ahead(self) -> bool:

@@ -1,10 +1,11 @@
 """The outputs of a pass by row, in one copy to the host: for the text, callers and the plan of the next pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from setblock.decoding.answer.generation import Kind, Reveal
 from setblock.decoding.state.state import BatchState
@@ -34,14 +35,21 @@ class RowOutput:
     tokens: Sequence[int]  # from position `tokens_start` on, as far as they may have changed
     tokens_start: int  # where the answer ended before the pass
 
+    def ended(self, end: int) -> "RowOutput":
+        """Return the same of a row whose answer ends at position `end`, past its last token."""
+        scheduled = self.scheduled._replace(end=self.scheduled.start, is_prefill=False, kinds=(), token_ids=(), copied=0)
+        return replace(
+            self, scheduled=scheduled, finished=True, failed=False, text_end=end, answer_end=end
+        )
+
     def tokens_between(self, start: int, end: int) -> list[int] | None:
         """Return the row's tokens from position `start` to `end`, or None if not all of them are in `tokens`."""
         first, last = start - self.tokens_start, end - self.tokens_start
         return list(self.tokens[first:last]) if first >= 0 and last <= len(self.tokens) else None
 
 
-def read_outputs(state: BatchState, step: StepOutput) -> list[RowOutput]:
-    """Return the outputs of all rows after a step. Waits for the device, once."""
+def output_tables(state: BatchState, step: StepOutput) -> list[Tensor]:
+    """Return tables [B, n] from which `row_outputs` builds the outputs of all rows after a step."""
     read, record = step.reading, state.record
     assert record is not None
     size, plan = state.params.block_width, read.plan
@@ -61,7 +69,12 @@ def read_outputs(state: BatchState, step: StepOutput) -> list[RowOutput]:
     ]
     if (check := read.check) is not None:
         parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:])
-    return [_row_output(*row) for row in zip(*HostCopy(*parts).read(), strict=True)]
+    return parts
+
+
+def row_outputs(copy: HostCopy) -> list[RowOutput]:
+    """Return the outputs of all rows, given a copy of `output_tables`. Wait until it has arrived."""
+    return [_row_output(*row) for row in zip(*copy.read(), strict=True)]
 
 
 def _row_output(of_span: list[int], scalars: list[int], tokens: list[int], *revealing: list[Any]) -> RowOutput:

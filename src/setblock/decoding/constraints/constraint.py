@@ -4,7 +4,7 @@ The text of an answer is a constraint; a grammar is another. The device is read 
 isn't lazy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -116,31 +116,44 @@ class BatchConstraints:
         self.listening = [row for row, each in enumerate(self.rows) if not all(one.is_lazy for one in each.constraints)]
         self.constrained = [row for row, each in enumerate(self.rows) if each.restricting]
 
-    def update(
-        self, state: BatchState, rows: Sequence[int] | None = None, *, outputs: "Sequence[RowOutput] | None" = None
-    ) -> None:
+    def update(self, state: BatchState, rows: Sequence[int] | None = None) -> None:
         """Update the constraints of `rows`, by default of those that must be updated in each pass. End answers that one
-        of them wants to end. `outputs`: of all rows, if they were read; without them this waits for the device."""
+        of them wants to end. Waits for the device."""
         rows = self.listening if rows is None else rows
         if not rows:
             return
-        if outputs is None:
-            stands = torch.stack([state.answer.text_end, state.answer.end, state.answer.finished], dim=1).tolist()
-        else:
-            stands = [(each.text_end, each.answer_end, each.finished) for each in outputs]
+        stands = torch.stack([state.answer.text_end, state.answer.end, state.answer.finished], dim=1).tolist()
         for row in rows:
             each, params = self.rows[row], state.params.rows[row]
             if each.is_over:
                 continue
             end, certain, is_final = stands[row]
-            start, end = params.prompt_length + each.num_read, max(end, certain)
-            token_ids = None if outputs is None else outputs[row].tokens_between(start, end)
-            if token_ids is None:
-                token_ids = state.tokens[row, start:end].tolist()
-            certain -= params.prompt_length
-            stop = each.update(token_ids, certain=certain, ends=params.ends, final=bool(is_final))
+            token_ids = state.tokens[row, params.prompt_length + each.num_read : max(end, certain)].tolist()
+            stop = each.update(
+                token_ids, certain=certain - params.prompt_length, ends=params.ends, final=bool(is_final)
+            )
             if stop is not None:
                 state.finish(row, end=params.prompt_length + stop)
+
+    def read(
+        self, outputs: "Sequence[RowOutput]", requests: Sequence[RequestParams], state_of: Callable[[], BatchState]
+    ) -> "list[RowOutput]":
+        """Update the constraints of all rows by what a pass did to them. End answers that one of them wants to end, and
+        return the outputs with these ends. `state_of` gives the state of the rows, if it is needed."""
+        found = list(outputs)
+        for row, (of_row, each, params) in enumerate(zip(outputs, self.rows, requests, strict=True)):
+            if each.is_over:
+                continue
+            start, end = params.prompt_length + each.num_read, max(of_row.text_end, of_row.answer_end)
+            token_ids = of_row.tokens_between(start, end)
+            if token_ids is None:
+                token_ids = state_of().tokens[row, start:end].tolist()
+            certain = of_row.answer_end - params.prompt_length
+            stop = each.update(token_ids, certain=certain, ends=params.ends, final=of_row.finished)
+            if stop is not None:
+                state_of().finish(row, end=params.prompt_length + stop)
+                found[row] = of_row.ended(params.prompt_length + stop)
+        return found
 
     def fill(self, rows: Sequence[int], allowed: Tensor) -> None:
         """Set `allowed` [n, V] bool to False for tokens that may not come next in the n `rows`."""

@@ -71,7 +71,7 @@ class StateTable:
     ) -> None:
         """Make a table for `rows` requests. Other arguments are those of `open_state`."""
         self.vacant, self.version = rows, 0
-        self._sbd_config, self._device = sbd_config, device
+        self._sbd_config, self.device = sbd_config, device
         self._draft_text = None if draft_text is None else draft_text.to(device)
         self._confidences = torch.tensor(CONFIDENCES, device=device)
         self._packed = torch.zeros((rows + 1, len(_PACKED)), dtype=torch.long, device=device)
@@ -91,7 +91,7 @@ class StateTable:
         """Return a copy of the state of `rows` [R] int64, whose requests are `requests` [R], as narrow as possible."""
         columns = Columns(*(each.index_select(0, rows) for each in vars(self._columns).values()))
         params = BatchParams(
-            requests, self._sbd_config, device=self._device, columns=columns, confidences=self._confidences
+            requests, self._sbd_config, device=self.device, columns=columns, confidences=self._confidences
         )
         found: dict[str, dict[str, Tensor]] = {group: {} for group in ("", *_INTEGERS)}
         packed = self._packed.index_select(0, rows).unbind(1)
@@ -140,7 +140,27 @@ class StateTable:
         self._columns.numbers[row] = columns.numbers[0]
         self._columns.ends[row] = NO_TOKEN
         self._columns.ends[row, : columns.ends.shape[1]] = columns.ends[0]
-        self.store(torch.full((1,), row, device=self._device), state)
+        self.store(torch.full((1,), row, device=self.device), state)
+
+    @torch.inference_mode()
+    def snapshot(self) -> list[Tensor]:
+        """Return a copy of what passes change."""
+        return [each.clone() for each in self._changing]
+
+    @torch.inference_mode()
+    def restore(self, snapshot: Sequence[Tensor]) -> None:
+        """Put a snapshot back, to the same addresses."""
+        for whole, each in zip(self._changing, snapshot, strict=True):
+            whole.copy_(each)
+
+    def is_like(self, snapshot: Sequence[Tensor]) -> bool:
+        """Return whether the table is as in a snapshot; numbers may differ by rounding."""
+        pairs = zip(self._changing, snapshot, strict=True)
+        return all(torch.allclose(each, other, equal_nan=True) for each, other in pairs)
+
+    @property
+    def _changing(self) -> list[Tensor]:
+        return [self._packed, *self._wide.values(), self._first_logits]
 
     def _reserve(self, state: BatchState) -> None:
         """Replace each tensor that a state doesn't fit into by a larger one."""

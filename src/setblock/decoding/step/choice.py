@@ -33,13 +33,14 @@ class Policy:
         vocab_size: int,
         device: torch.device,
         columns: Columns | None = None,
+        samplers: "RowSamplers | StaticSamplers | None" = None,
     ) -> None:
-        """`columns`: of `params`, if they are on the device already."""
+        """`columns`: of `params`, if they are on the device already. `samplers`: by default one for each row."""
         settings = [each.settings for each in params]
         self.vocab_size, self._device = vocab_size, device
         columns = Columns.of(params, device=device) if columns is None else columns
         self.rules = logit_rules(params, columns, vocab_size=vocab_size)
-        self.samplers = RowSamplers([each.sampler for each in settings], device=device)
+        self.samplers = samplers or RowSamplers([each.sampler for each in settings], device=device)
         self.draws = draws_of(settings, columns, vocab_size=vocab_size)
         self.constraints = BatchConstraints(constraints)
 
@@ -123,6 +124,31 @@ class RowSamplers:
             for place, row in enumerate(rows):
                 self.memories[row] = {name: each[place : place + 1] for name, each in left.items()}
         return Selection(selection.reveal, selection.logits)
+
+
+class StaticSamplers:
+    """Samplers of this package, each of which is run on all rows: which row has which one is known to the device alone."""
+
+    def __init__(self, samplers: Sequence[Sampler | None], which: Tensor) -> None:
+        """`which` [B] int64: the index of each row's sampler."""
+        self._samplers, self._which = samplers, which
+        self.memories: list[Memory] = [{}] * len(which)  # these samplers keep nothing
+
+    def select(self, block: BlockView, *, passes: Tensor, is_wanted: Tensor) -> Selection:
+        """Run the samplers, as `RowSamplers.select` does."""
+        found = Selection(block.candidates)
+        for index, sampler in enumerate(self._samplers):
+            selection = Selection(block.candidates) if sampler is None else sampler.select(block)
+            if len(self._samplers) == 1:
+                return selection
+            found = self._where(index, block, selection, found)
+        return found
+
+    def _where(self, index: int, block: BlockView, selection: Selection, others: Selection) -> Selection:
+        here, logits = (self._which == index)[:, None], others.logits
+        if selection.logits is not None:
+            logits = torch.where(here[..., None], selection.logits, block.logits if logits is None else logits)
+        return Selection(torch.where(here, selection.reveal, others.reveal), logits)
 
 
 def _beside(each: Tensor, of_rows: Tensor) -> Tensor:

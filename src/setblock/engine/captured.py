@@ -1,0 +1,256 @@
+"""Whole passes of few sizes that are captured once and replayed with a single launch.
+
+A captured pass takes its rows out of the table, prepares the inputs, runs the model and the head, checks drafts, samples,
+writes the rows back and packs what the host has to know. Its sizes are powers of two: R rows of Q tokens that see K keys. What
+the host gives each pass is one copy: the rows, and how much each of them drafts.
+
+Not captured, and run as any other pass: prompts, grammars, log-probabilities, biases and bans, a least number of new tokens,
+and samplers of others.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from setblock.decoding.answer.row_output import output_tables
+from setblock.decoding.constraints.constraint import RowConstraints
+from setblock.decoding.samplers.base import Sampler
+from setblock.decoding.state.state import RequestParams
+from setblock.decoding.state.table import StateTable
+from setblock.decoding.step.choice import Policy, StaticSamplers
+from setblock.decoding.step.inputs import prepare_inputs
+from setblock.decoding.step.update import update
+from setblock.devices import HostCopy, Packed, packed
+from setblock.errors import warn
+from setblock.model.protocol.runtime import PassPlan, RowSchedule, fixed_capacity
+from setblock.model.runners.static_passes import StaticPasses
+
+Result = TypeVar("Result")
+
+
+class Recorder(Protocol):
+    """Records the operations of a function on the device, at fixed addresses. A CUDA graph is one."""
+
+    def capture(self, run: Callable[[], Result]) -> Result:
+        """Call `run` and record what it does. Return its result, whose tensors each replay fills anew."""
+
+    def replay(self) -> None:
+        """Do what was recorded."""
+
+
+class CudaGraph:
+    """A recorder for CUDA. All graphs of a process share one pool of memory: only one of them runs at a time."""
+
+    _pool: Any = None
+
+    def capture(self, run: Callable[[], Result]) -> Result:
+        """See `Recorder`."""
+        if CudaGraph._pool is None:
+            CudaGraph._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # has no types
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=CudaGraph._pool):
+            return run()
+
+    def replay(self) -> None:
+        """See `Recorder`."""
+        self._graph.replay()
+
+
+class PassSize(NamedTuple):
+    """The size of a pass; each number is a power of two."""
+
+    rows: int  # R
+    queries: int  # Q, tokens of each row
+    keys: int  # K, positions that each row may see
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What of the requests decides which operations a pass has, besides its size."""
+
+    methods: frozenset[str]
+    block_width: int
+    capacity: int
+    samplers: tuple[Sampler | None, ...]
+    # Whether any request copies drafts, adapts their length, has a penalty, draws, and draws by each of the bounds
+    has: tuple[bool, ...]
+
+
+@dataclass
+class _Captured:
+    recorder: Recorder
+    given: Tensor  # [4, R] int64: rows of the table, what `BatchState.shorten_drafts` takes, and which sampler
+    outputs: Packed | None = None
+
+
+class CapturedPasses:
+    """The captured passes of an engine.
+
+    Attributes:
+        sizes: how many passes of each size there were.
+        reason: why passes are not captured any more, or None.
+    """
+
+    def __init__(
+        self, table: StateTable, passes: StaticPasses, *, vocab_size: int, recorder: Callable[[], Recorder] = CudaGraph
+    ) -> None:
+        self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
+        self._captured: dict[tuple[PassSize, _Traits], _Captured] = {}
+        self._version = table.version
+        self.sizes: Counter[PassSize] = Counter()
+        self.reason: str | None = None
+
+    def takes(self, requests: Sequence[RequestParams], schedules: Sequence[RowSchedule], policy: Policy) -> bool:
+        """Return whether a pass over these requests, each with its schedule and by the rules of `policy`, is captured."""
+        return (
+            self.reason is None
+            and not any(scheduled.is_prefill for scheduled in schedules)
+            and not policy.constraints.constrained
+            and all(
+                each.settings.logprobs is None
+                and not (each.settings.logit_bias or each.settings.banned_tokens or each.settings.min_new_tokens)
+                and is_own(each.settings.sampler)
+                for each in requests
+            )
+        )
+
+    @torch.inference_mode()
+    def launch(
+        self,
+        rows: Sequence[int],
+        requests: Sequence[RequestParams],
+        schedules: Sequence[RowSchedule],
+        *,
+        pages: Sequence[Sequence[int]],
+        requested: Sequence[Sequence[int]] | None = None,
+    ) -> HostCopy | None:
+        """Launch a pass that `takes` allows, and return a copy of what it did to these rows, then to those that fill the pass
+        up. Return None if it could not be captured: nothing has happened then, and `reason` says why.
+
+        Args:
+            rows: of the table.
+            requests: theirs.
+            schedules: what the pass feeds each row, at least one token, or an upper bound on it.
+            pages: of each row.
+            requested: [2, rows], as in `BatchState.shorten_drafts`; by default drafts are fed whole.
+        """
+        size = PassSize(
+            rows=_power(len(rows)),
+            queries=_power(max(scheduled.tokens for scheduled in schedules)),
+            keys=self._passes.keys_for(max(scheduled.end for scheduled in schedules)),
+        )
+        if self._version != self._table.version:  # addresses have changed
+            self._captured, self._version = {}, self._table.version
+        self._passes.place(rows, pages)
+        filling = size.rows - len(rows)
+        columns = [[-1] * len(rows)] * 2 if requested is None else requested
+        key = size, traits = size, _traits_of(requests)
+        given = torch.tensor(
+            [
+                [*rows, *[self._table.vacant] * filling],
+                *([*each, *[-1] * filling] for each in columns),
+                [*(traits.samplers.index(each.settings.sampler) for each in requests), *[0] * filling],
+            ]
+        )
+        captured = self._captured.get(key)
+        is_new = captured is None
+        if captured is None:
+            captured = self._captured[key] = _Captured(self._recorder(), torch.empty_like(given, device=self._table.device))
+        if captured.given.device.type != "cpu":
+            given = given.pin_memory()
+        captured.given.copy_(given, non_blocking=True)
+        if is_new:
+            self._capture(captured, size, [*requests, *requests[:1] * filling])
+        else:
+            captured.recorder.replay()
+        self.sizes[size] += 1
+        return None if captured.outputs is None else HostCopy(captured.outputs)
+
+    def _capture(self, captured: _Captured, size: PassSize, requests: Sequence[RequestParams]) -> None:
+        """Capture a pass and replay it, once it is certain that a replay does what the pass does."""
+        run = partial(self._pass, captured.given, size, requests)
+        before = self._table.snapshot()
+        expected = run().values.clone()  # a first time, so that whatever is made on first use is there
+        after = self._table.snapshot()
+        self._table.restore(before)
+        try:
+            captured.outputs = captured.recorder.capture(run)
+            self._table.restore(before)
+            captured.recorder.replay()
+        except RuntimeError as error:
+            captured.outputs, self.reason = None, str(error).strip().splitlines()[0]
+        else:
+            is_same = bool(torch.equal(captured.outputs.values, expected)) and self._table.is_like(after)
+            self.reason = None if is_same else "a replay did not give what the pass gives"
+        if self.reason is not None:
+            captured.outputs = None
+            self._table.restore(before)
+            warn(f"passes are not captured, but launched one operation after the other: {self.reason}")
+
+    def _pass(self, given: Tensor, size: PassSize, requests: Sequence[RequestParams]) -> Packed:
+        """Run a pass over the rows given. Neither reads a value nor makes a tensor from one of the host."""
+        rows, requested, which = given[0], given[1:3], given[3]
+        state = self._table.load(rows, requests, may_prefill=False)
+        policy = Policy(
+            requests,
+            [RowConstraints(())] * size.rows,
+            vocab_size=self._vocab_size,
+            device=self._table.device,
+            columns=state.params.columns,
+            samplers=StaticSamplers(_traits_of(requests).samplers, which),
+        )
+        if state.params.adapts_drafts:
+            state.shorten_drafts(requested)
+        params = state.params
+        width = 1 if params.is_all_causal or (size.queries == 1 and not params.has_sbd) else params.block_width
+        plan = PassPlan(
+            rows=state.rows,
+            batch=size.rows,
+            ends=torch.minimum(state.next_end(fuses_commit=True), state.cache.committed + size.queries),
+            is_prefill=None,
+            queries=size.queries,
+            width=width,
+            checked=min(size.queries, params.block_width) - 1 if params.has_exact else 0,
+            visible=size.keys,
+            causal_block=params.sbd_config is not None and params.sbd_config.causal_block,
+            is_fixed=True,
+        )
+        inputs = prepare_inputs(state, plan)
+        logits = self._passes.logits(inputs, rows=rows)
+        step = update(state, inputs, logits, policy)
+        self._table.store(rows, state)
+        return packed(*output_tables(state, step))
+
+
+def is_own(sampler: Sampler | None) -> bool:
+    """Return whether a sampler is this package's, and so neither waits for the device nor keeps anything between passes."""
+    return sampler is None or type(sampler).__module__.startswith("setblock.decoding.")
+
+
+def _traits_of(requests: Sequence[RequestParams]) -> _Traits:
+    settings = [each.settings for each in requests]
+    return _Traits(
+        methods=frozenset(each.method for each in settings),
+        block_width=max(each.block_size for each in requests),
+        capacity=fixed_capacity(max(each.limit + each.block_size for each in requests)),
+        samplers=tuple(dict.fromkeys(each.sampler for each in settings)),
+        has=(
+            any(each.prompt_lookup for each in settings),
+            any(each.adapts_drafts for each in requests),
+            any(each.repetition_penalty != 1 for each in settings),
+            any(each.temperature for each in settings),
+            any(each.top_k for each in settings),
+            any(each.top_p != 1 for each in settings),
+            any(each.min_p for each in settings),
+        ),
+    )
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
