@@ -5,8 +5,9 @@ The engine also uses `Batch`, and adds and removes rows between passes. The cach
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -41,6 +42,20 @@ from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, identity, pass_kind
 
 
+class ChosenLengths(NamedTuple):
+    """How much each row of a batch drafts in the next pass."""
+
+    schedules: Sequence[RowSchedule]
+    requested: (
+        list[list[int]] | None
+    )  # [2, B], as in `BatchState.shorten_drafts`; None if the state's drafts are fed whole
+
+    def select(self, rows: Sequence[int]) -> "ChosenLengths":
+        """Return those of `rows` only."""
+        requested = None if self.requested is None else [[each[row] for row in rows] for each in self.requested]
+        return ChosenLengths([self.schedules[row] for row in rows], requested)
+
+
 @dataclass
 class Batch:
     """Rows that are ready to decode, one for each answer. They may differ in settings and progress."""
@@ -51,8 +66,8 @@ class Batch:
     texts: list[AnswerText]
     started: list[float]
     drafts: list[RowHistory | None]  # of rows whose drafts vary in length
-    next_schedules: list[RowSchedule] | None = None  # of the next pass; None until they are computed
-    is_resolved: bool = False  # whether the drafts in `next_schedules` have the lengths that were chosen
+    next_schedules: list[RowSchedule] | None = None  # of the next pass, by the state; None until they are computed
+    chosen: "ChosenLengths | None" = None  # for the next pass, until they are applied to the state
 
     @classmethod
     @torch.inference_mode()  # as in the passes: code compiled for inference tensors is not reused for others
@@ -101,7 +116,7 @@ class Batch:
         """Return a batch of `rows` only, at least one, as `joined` does. It keeps the schedules of the next pass."""
         select = Batch.joined([self], rows, state=state)
         select.next_schedules = None if self.next_schedules is None else [self.next_schedules[row] for row in rows]
-        select.is_resolved = self.is_resolved
+        select.chosen = None if self.chosen is None else self.chosen.select(rows)
         return select
 
     @torch.inference_mode()
@@ -116,32 +131,40 @@ class Batch:
 
     @torch.inference_mode()
     def whole_schedules(self, runner: Runner) -> list[RowSchedule]:
-        """Return what the next pass feeds each row with full drafts; the result of `schedules` if that was called."""
+        """Return what the next pass feeds each row with the drafts that the state holds."""
         if self.next_schedules is None:
-            self.next_schedules, self.is_resolved = next_schedules(self.state, fuses_commit=runner.fuses_commit), False
+            self.next_schedules = next_schedules(self.state, fuses_commit=runner.fuses_commit)
         return self.next_schedules
 
     @one_at_a_time(of=lambda rows: rows.model)  # requests to a model share the statistics of drafts
+    def choose_lengths(self, runner: Runner, *, is_static: bool = False) -> "ChosenLengths":
+        """Choose for each row the draft length that pays, once for each pass. `is_static`: whether the next pass has one of
+        few sizes. Waits for the device unless the outputs of the last step were read."""
+        if self.chosen is None:
+            whole = self.whole_schedules(runner)
+            self.chosen = ChosenLengths(whole, None)
+            if self.state.params.adapts_drafts:
+                found = shortened_schedules(
+                    draft_lengths_of(self.model), self.drafts, whole, self.state, runner, is_static=is_static
+                )
+                pairs = list(zip(found, whole, strict=True))
+                cut = [each.drafted if each.drafted < full.drafted else -1 for each, full in pairs]
+                is_changed = any((each.end, each.block_start) != (full.end, full.block_start) for each, full in pairs)
+                requested = [cut, [each.fed_size for each in found]] if is_changed or not runner.fuses_commit else None
+                self.chosen = ChosenLengths(found, requested)
+        return self.chosen
+
     @torch.inference_mode()
     def schedules(self, runner: Runner) -> list[RowSchedule]:
-        """Return what the next pass feeds each row; a finished row is fed nothing. Shorten each row's draft to the
-        length that pays. Waits for the device unless the outputs of the last step were read."""
-        whole = self.whole_schedules(runner)
-        if self.is_resolved or not self.state.params.adapts_drafts:
-            return whole
-        schedules = shortened_schedules(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
-        pairs = list(zip(schedules, whole, strict=True))
-        is_changed = any(
-            (scheduled.end, scheduled.block_start) != (full.end, full.block_start) for scheduled, full in pairs
-        )
-        if is_changed or not runner.fuses_commit:
-            cut = [scheduled.drafted if scheduled.drafted < full.drafted else -1 for scheduled, full in pairs]
-            fed = [scheduled.fed_size for scheduled in schedules]
-            self.state.shorten_drafts(torch.tensor([cut, fed], device=self.state.tokens.device))
+        """Return what the next pass feeds each row; a finished row is fed nothing. Shorten each row's draft to the length that
+        pays. Waits as `choose_lengths` does."""
+        schedules, requested = self.choose_lengths(runner)
+        if requested is not None:
+            self.state.shorten_drafts(torch.tensor(requested, device=self.state.tokens.device))
             if self.policy.constraints.constrained:
                 self.policy.constraints.update(self.state)  # retracts the tokens that were cut
-        self.next_schedules, self.is_resolved = schedules, True
-        return schedules
+        self.next_schedules, self.chosen = list(schedules), ChosenLengths(schedules, None)
+        return self.next_schedules
 
     @one_at_a_time(of=lambda rows: rows.model)
     @torch.inference_mode()
@@ -159,13 +182,11 @@ class Batch:
         )  # their tokens need other attention, and no outputs
         lengths, is_timed = draft_lengths_of(self.model), not (is_ahead or has_prompts)
         if not is_ahead:
-            for row, scheduled in zip(self.drafts, schedules, strict=True):
-                if row is not None and checks_draft(scheduled):
-                    row.fed = scheduled
+            self.feeds(schedules)
         if is_timed:
             lengths.clock.start(device)
         inputs = compiled(prepare_inputs)(self.state, plan)
-        logits, self.next_schedules = runner.logits(inputs), None
+        logits, self.next_schedules, self.chosen = runner.logits(inputs), None, None
         step = update(self.state, inputs, logits, self.policy, compiled=compiled)
         if is_timed:
             for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, schedules, runner)):
@@ -177,13 +198,24 @@ class Batch:
         """Update all rows' constraints, and return what the last step did to each row. Waits for the device, once."""
         return self.read(row_outputs(HostCopy(packed(*output_tables(self.state, step)))))
 
-    def read(self, outputs: Sequence[RowOutput]) -> list[RowOutput]:
-        """Update all rows' constraints by what a pass did to each row, and return it with the ends that they set."""
+    def feeds(self, schedules: Sequence[RowSchedule]) -> None:
+        """Note what the next pass feeds each row: what it gives says how good the row's drafts are."""
+        for row, scheduled in zip(self.drafts, schedules, strict=True):
+            if row is not None and checks_draft(scheduled):
+                row.fed = scheduled
+
+    def read(
+        self, outputs: Sequence[RowOutput | None], state_of: Callable[[], BatchState] | None = None
+    ) -> list[RowOutput | None]:
+        """Update all rows' constraints by what a pass did to each row, None for rows that were not in it, and return it with
+        the ends that they set. `state_of` gives the state, where it is not in this batch."""
         requests = self.state.params.rows
         for each, params in zip(outputs, requests, strict=True):
-            assert each.number <= params.most_passes, "an answer does not end"
-        outputs = self.policy.constraints.read(outputs, requests, lambda: self.state)
-        self.next_schedules, self.is_resolved = [each.scheduled for each in outputs], False
+            assert each is None or each.number <= params.most_passes, "an answer does not end"
+        outputs = self.policy.constraints.read(outputs, requests, state_of or (lambda: self.state))
+        before = self.next_schedules or [None] * len(outputs)
+        after = [old if each is None else each.scheduled for each, old in zip(outputs, before, strict=True)]
+        self.next_schedules, self.chosen = None if None in after else after, None
         return outputs
 
     def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:
@@ -309,10 +341,10 @@ class StaticBatch(Batch):
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit
             and not self.policy.constraints.listening
-            and tokens <= _FREE_TOKENS
+            and tokens <= FREE_TOKENS
         )
 
 
-_FREE_TOKENS = 256
+FREE_TOKENS = 256
 """Tokens that a GPU computes in the time that it takes to read the weights: about its operations per second divided by
 its bytes per second, in half precision."""

@@ -10,7 +10,7 @@ and samplers of others.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.answer.row_output import output_tables
-from setblock.decoding.constraints.constraint import RowConstraints
+from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
 from setblock.decoding.samplers.base import Sampler
 from setblock.decoding.state.state import RequestParams
 from setblock.decoding.state.table import StateTable
@@ -105,12 +105,14 @@ class CapturedPasses:
         self.sizes: Counter[PassSize] = Counter()
         self.reason: str | None = None
 
-    def takes(self, requests: Sequence[RequestParams], schedules: Sequence[RowSchedule], policy: Policy) -> bool:
-        """Return whether a pass over these requests, each with its schedule and by the rules of `policy`, is captured."""
+    def takes(
+        self, requests: Sequence[RequestParams], schedules: Sequence[RowSchedule], constraints: BatchConstraints
+    ) -> bool:
+        """Return whether a pass over these requests, each with its schedule and constraints, is captured."""
         return (
             self.reason is None
             and not any(scheduled.is_prefill for scheduled in schedules)
-            and not policy.constraints.constrained
+            and not constraints.constrained
             and all(
                 each.settings.logprobs is None
                 and not (each.settings.logit_bias or each.settings.banned_tokens or each.settings.min_new_tokens)
@@ -160,7 +162,9 @@ class CapturedPasses:
         captured = self._captured.get(key)
         is_new = captured is None
         if captured is None:
-            captured = self._captured[key] = _Captured(self._recorder(), torch.empty_like(given, device=self._table.device))
+            captured = self._captured[key] = _Captured(
+                self._recorder(), torch.empty_like(given, device=self._table.device)
+            )
         if captured.given.device.type != "cpu":
             given = given.pin_memory()
         captured.given.copy_(given, non_blocking=True)
@@ -169,7 +173,12 @@ class CapturedPasses:
         else:
             captured.recorder.replay()
         self.sizes[size] += 1
-        return None if captured.outputs is None else HostCopy(captured.outputs)
+        if captured.outputs is None:
+            return None
+        outputs = captured.outputs
+        if outputs.values.device.type == "cpu":  # the next replay writes there
+            outputs = replace(outputs, values=outputs.values.clone())
+        return HostCopy(outputs)
 
     def _capture(self, captured: _Captured, size: PassSize, requests: Sequence[RequestParams]) -> None:
         """Capture a pass and replay it, once it is certain that a replay does what the pass does."""
@@ -181,6 +190,7 @@ class CapturedPasses:
         try:
             captured.outputs = captured.recorder.capture(run)
             self._table.restore(before)
+            captured.outputs.values.fill_(-1)
             captured.recorder.replay()
         except RuntimeError as error:
             captured.outputs, self.reason = None, str(error).strip().splitlines()[0]
@@ -253,4 +263,3 @@ def _traits_of(requests: Sequence[RequestParams]) -> _Traits:
 
 def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
-

@@ -4,14 +4,20 @@ Single-threaded: whoever has several threads calls it from one of them.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from setblock.decoding.batch import Batch
+from setblock.decoding.answer.row_output import RowOutput, row_outputs
+from setblock.decoding.batch import FREE_TOKENS, Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.checks import check_rows
+from setblock.decoding.state.state import BatchState, RequestParams
 from setblock.decoding.state.table import StateTable
+from setblock.decoding.step.inputs import schedules_ahead
+from setblock.devices import HostCopy
+from setblock.engine.captured import CapturedPasses, Recorder
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
@@ -29,8 +35,15 @@ class Engine:
     pages, waits, and its tokens are fed again.
     """
 
-    def __init__(self, model: LanguageModel, limits: EngineLimits | None = None) -> None:
-        """Make an idle engine, or raise `SetBlockError` if the model has no runner for rows that come and go."""
+    def __init__(
+        self,
+        model: LanguageModel,
+        limits: EngineLimits | None = None,
+        *,
+        recorder: Callable[[], Recorder] | None = None,
+    ) -> None:
+        """Make an idle engine, or raise `SetBlockError` if the model has no runner for rows that come and go. With a
+        `recorder`, such as `CudaGraph`, passes of few sizes are captured and replayed."""
         self.limits = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model = model
@@ -45,6 +58,14 @@ class Engine:
         )
         self._free_rows = list(reversed(range(self.limits.max_num_seqs)))  # of the table
         self._rows: torch.Tensor  # [R] int64, the rows of `_batch` in the table
+        # Whether passes have changed the state in one of the two places since it was written to the other
+        self._batch_is_newer = self._table_is_newer = False
+        self._captured: CapturedPasses | None = None
+        if recorder is not None:
+            positions = pages * page_tokens
+            passes = model.static_passes(self._runner, rows=self._table.vacant + 1, positions=positions)
+            self._captured = CapturedPasses(self._table, passes, vocab_size=model.vocab_size, recorder=recorder)
+        self._flight: _Flight | None = None  # a captured pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
         self._counts = Counter[str]()  # of the figures that count what was done
@@ -79,12 +100,24 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Progress]:
         """Run one forward pass, and return its result for each request in it. An idle engine returns nothing. After an
-        exception the engine cannot be used any more."""
-        progress = self._drop_cancelled()
-        self._admit()
-        if schedules := self._plan():
-            progress += self._pass(schedules)
-        return progress
+        exception the engine cannot be used any more.
+
+        A captured pass is launched before the one before it is read, if nobody could join: the device then never waits for
+        the host."""
+        progress = []
+        if self._flight is None:
+            progress += self._drop_cancelled()
+            self._admit()
+            if not (schedules := self._plan()):
+                return progress
+            self._flight = self._launched(schedules)
+            if self._flight is None:
+                return progress + self._pass(schedules)
+        flight, self._flight = self._flight, self._launched_ahead(self._flight)
+        progress += self._landed(flight)
+        if not self._running:
+            self._flight = None  # nobody is left whom it could have fed anything
+        return progress if self._flight else progress + self._drop_cancelled()
 
     @property
     def is_idle(self) -> bool:
@@ -114,6 +147,7 @@ class Engine:
         progress, leaving = [], []
         for sequence in [self._sequences[request_id] for request_id in self._cancelled]:
             if sequence in self._running:
+                self._changing()
                 rows, row = self._batch, self._running.index(sequence)
                 leaving.append(row)
             else:
@@ -146,6 +180,7 @@ class Engine:
         self._rows = self._rows_of(self._running)
         requests = [params for part in parts for params in part.state.params.rows]
         self._batch = Batch.joined(parts, state=self._table.load(self._rows, requests))
+        self._table_is_newer = False
 
     def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
         """Give a sequence pages for its prompt and a block, also those that hold its beginning already. Return False
@@ -176,7 +211,9 @@ class Engine:
         self._running = [self._running[row] for row in staying]
         if staying:
             self._rows = self._rows_of(self._running)
+            self._table_is_newer = False
         else:  # nothing is held for those who have gone
+            self._table_is_newer = False
             del self._batch
             self._place()
 
@@ -185,8 +222,16 @@ class Engine:
 
     def _save(self) -> None:
         """Write the state of those that run back to the table."""
-        if self._running:
+        if self._running and self._batch_is_newer:
             self._table.store(self._rows, self._batch.state)
+        self._batch_is_newer = False
+
+    def _load(self) -> BatchState:
+        """Return the state of those that run, from the table if captured passes have changed it there."""
+        if self._table_is_newer:
+            self._batch.state = self._table.load(self._rows, self._batch.state.params.rows, may_prefill=False)
+            self._table_is_newer = False
+        return self._batch.state
 
     def _selected(self, rows: Sequence[int]) -> Batch:
         """Return a batch of some rows of the batch, with their state in the table."""
@@ -204,11 +249,31 @@ class Engine:
     def _plan(self) -> list[RowSchedule]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._running:
-            whole, served = self._batch.schedules(self._runner), [sequence.served for sequence in self._running]
+            batch, is_static = self._batch, self._is_static
+            whole = (
+                batch.choose_lengths(self._runner, is_static=is_static).schedules if is_static else self._schedules()
+            )
+            served = [sequence.served for sequence in self._running]
             schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
             if self._give_pages(schedules):
                 return schedules
         return []
+
+    @property
+    def _is_static(self) -> bool:
+        """Whether the next pass is one of few sizes, which is captured."""
+        if self._captured is None or self._batch.next_schedules is None:
+            return False
+        return self._captured.takes(
+            self._batch.state.params.rows, self._batch.next_schedules, self._batch.policy.constraints
+        )
+
+    def _schedules(self) -> list[RowSchedule]:
+        """Return the schedules of the next pass, with the lengths that were chosen applied to the state."""
+        self._load()
+        if (chosen := self._batch.chosen) is None or chosen.requested is not None:
+            self._batch_is_newer = True  # drafts may be cut
+        return self._batch.schedules(self._runner)
 
     def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:
         """Give pages to all that are to be fed. False if there were too few: the youngest has then given up its own."""
@@ -224,7 +289,7 @@ class Engine:
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        sequence, scheduled = self._running[row], self._batch.whole_schedules(self._runner)[row]
+        sequence, scheduled = self._running[row], self._schedules()[row]
         self._save()
         sequence.rows = self._selected([row])
         sequence.rows.state.preempt()
@@ -238,35 +303,117 @@ class Engine:
     # The pass
 
     def _pass(self, schedules: Sequence[RowSchedule]) -> list[Progress]:
-        rows = self._batch
+        """Run a pass, and return its results."""
+        batch = self._batch
+        self._load()
+        if (chosen := batch.chosen) is not None and chosen.requested is not None:
+            self._schedules()
         self._place()
-        step = rows.step(self._runner, schedules)
+        step = batch.step(self._runner, schedules)
         self._counts["passes"] += 1
+        self._batch_is_newer = True
+        return self._progress(schedules, batch.outputs(step))
 
-        outputs = rows.outputs(step)
-        texts = rows.new_texts(outputs)
-        progress, leaving = [], []
+    def _launched(self, schedules: Sequence[RowSchedule]) -> "_Flight | None":
+        """Launch a pass over the scheduled requests as a captured one; return None if it is not captured."""
+        if self._captured is None or not self._is_static:
+            return None
+        fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
+        requested = self._batch.choose_lengths(self._runner, is_static=True).requested
+        if requested is not None:
+            requested = [[each[row] for row in fed] for each in requested]
+        flight = self._launch(fed, [schedules[row] for row in fed], requested)
+        if flight is not None:
+            self._batch.feeds(schedules)
+        return flight
+
+    def _launched_ahead(self, flight: "_Flight") -> "_Flight | None":
+        """Launch the pass after `flight`, whose outputs were not read. It feeds all that may be needed. Return None if that
+        would delay somebody, cost more than reading first, or if it can't be known what is needed."""
+        running, batch = self._running, self._batch
+        requests, may_join = batch.state.params.rows, self._waiting and len(running) < self.limits.max_num_seqs
+        is_free = sum(2 * each.block_size for each in requests) <= FREE_TOKENS
+        if may_join or self._cancelled or not is_free or batch.policy.constraints.listening:
+            return None
+        fed = dict(zip(flight.sequences, flight.schedules, strict=True))
+        if any(sequence not in fed for sequence in running):
+            return None
+        whole = [_with_block(fed[sequence], each) for sequence, each in zip(running, requests, strict=True)]
+        bounds = schedules_ahead(whole, requests)
+        rows = [row for row, bound in enumerate(bounds) if bound.tokens]
+        missing = [max(0, self._pool.pages_for(bounds[row].end) - len(running[row].pages)) for row in rows]
+        if not rows or sum(missing) > self._pool.available:
+            return None
+        for row, count in zip(rows, missing, strict=True):
+            running[row].pages += self._pool.take(count)
+        fed_sizes = [requests[row].block_size if requests[row].adapts_drafts else -1 for row in rows]
+        return self._launch(rows, [bounds[row] for row in rows], [[-1] * len(rows), fed_sizes])
+
+    def _launch(
+        self, rows: Sequence[int], schedules: Sequence[RowSchedule], requested: Sequence[Sequence[int]] | None
+    ) -> "_Flight | None":
+        assert self._captured is not None
+        self._save()
+        sequences, requests = [self._running[row] for row in rows], self._batch.state.params.rows
+        copy = self._captured.launch(
+            [sequence.row for sequence in sequences],
+            [requests[row] for row in rows],
+            schedules,
+            pages=[sequence.pages for sequence in sequences],
+            requested=requested,
+        )
+        if copy is None:
+            return None
+        self._counts["passes"] += 1
+        self._table_is_newer = True
+        return _Flight(sequences, schedules, copy)
+
+    def _landed(self, flight: "_Flight") -> list[Progress]:
+        """Read the outputs of a captured pass, and return its results."""
+        ahead, of_sequence = self._flight, dict(zip(flight.sequences, row_outputs(flight.copy), strict=False))
+        fed = dict(zip(flight.sequences, flight.schedules, strict=True))
+        if ahead is not None:  # what it feeds is known now
+            ahead.schedules = [of_sequence[sequence].scheduled for sequence in ahead.sequences]
+            for sequence, scheduled in zip(ahead.sequences, ahead.schedules, strict=True):
+                assert self._pool.pages_for(scheduled.end) <= len(sequence.pages), "a pass was fed more than was expected"
+        none = RowSchedule(0, 0, 0, is_prefill=False)
+        schedules = [fed.get(sequence, none) for sequence in self._running]
+        outputs = self._batch.read([of_sequence.get(sequence) for sequence in self._running], self._changing)
+        return self._progress(schedules, outputs)
+
+    def _progress(self, schedules: Sequence[RowSchedule], outputs: Sequence[RowOutput | None]) -> list[Progress]:
+        """Return the result of a pass for each request that it fed, and let those leave that are finished."""
+        batch, progress, leaving = self._batch, [], []
         for row, scheduled in enumerate(schedules):
-            if not scheduled.tokens:
+            of_row = outputs[row]
+            if not scheduled.tokens or of_row is None:
                 continue
-            sequence, of_row = self._running[row], outputs[row]
+            sequence = self._running[row]
             sequence.served = self._counts["passes"]
-            made, params = sequence.read(of_row), rows.state.params.rows[row]
+            text = batch.texts[row].take(final=of_row.finished)
+            made, params = sequence.read(of_row), batch.state.params.rows[row]
             self._count(scheduled, params.settings.method, of_row.scheduled.start)
             if not of_row.failed and self._runner.shares_pages:
                 sequence.cache_full_pages(self._pool, of_row.scheduled.start)
             # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
             is_silent = scheduled.is_prefill and (sequence.prefilled or not of_row.prefilled)
             sequence.prefilled = of_row.prefilled
-            answer = rows.generation(row) if of_row.finished else None
-            if made and made[-1] in params.ends:
-                made.pop()
-            progress.append(Progress(sequence.request.id, texts[row], made, None if is_silent else of_row, answer))
+            answer = None
             if of_row.finished:
+                self._load()
+                answer = batch.generation(row)
                 leaving.append(row)
                 self._forget(sequence)
+            if made and made[-1] in params.ends:
+                made.pop()
+            progress.append(Progress(sequence.request.id, text, made, None if is_silent else of_row, answer))
         self._leave(leaving)
         return progress
+
+    def _changing(self) -> BatchState:
+        """Return the state of those that run, to be changed."""
+        state, self._batch_is_newer = self._load(), True
+        return state
 
     def _place(self) -> None:
         self._runner.place(
@@ -281,3 +428,20 @@ class Engine:
         if method == "exact":
             self._counts["drafted_tokens"] += scheduled.drafted
             self._counts["accepted_tokens"] += max(0, min(scheduled.drafted, next_start - scheduled.start - 1))
+
+
+def _with_block(scheduled: RowSchedule, params: RequestParams) -> RowSchedule:
+    """Return a schedule that feeds a whole block, too, if it feeds anything and the row has blocks: a copied draft may be as
+    long as one that came from a block."""
+    if not scheduled.tokens or params.settings.method == "ntp":
+        return scheduled
+    return scheduled._replace(end=max(scheduled.end, min(scheduled.block_start + params.block_size, params.limit)))
+
+
+@dataclass
+class _Flight:
+    """A captured pass that was launched, and whose outputs were not read yet."""
+
+    sequences: Sequence[EngineSequence]
+    schedules: Sequence[RowSchedule]  # what it feeds each of them; upper bounds until the pass before it was read
+    copy: HostCopy

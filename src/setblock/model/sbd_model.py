@@ -38,6 +38,7 @@ from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import CompiledModel, PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
+from setblock.model.runners.static_passes import StaticPasses
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 
@@ -147,6 +148,10 @@ class SBDModel:
             raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
         with lock_of(self.model):
             return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
+
+    def static_passes(self, runner: PackedRunner, *, rows: int, positions: int) -> StaticPasses:
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
+        return StaticPasses(runner, rows=rows, positions=positions)
 
     def prepare_for_training(
         self,

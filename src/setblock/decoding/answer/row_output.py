@@ -37,10 +37,10 @@ class RowOutput:
 
     def ended(self, end: int) -> "RowOutput":
         """Return the same of a row whose answer ends at position `end`, past its last token."""
-        scheduled = self.scheduled._replace(end=self.scheduled.start, is_prefill=False, kinds=(), token_ids=(), copied=0)
-        return replace(
-            self, scheduled=scheduled, finished=True, failed=False, text_end=end, answer_end=end
+        scheduled = self.scheduled._replace(
+            end=self.scheduled.start, is_prefill=False, kinds=(), token_ids=(), copied=0
         )
+        return replace(self, scheduled=scheduled, finished=True, failed=False, text_end=end, answer_end=end)
 
     def tokens_between(self, start: int, end: int) -> list[int] | None:
         """Return the row's tokens from position `start` to `end`, or None if not all of them are in `tokens`."""

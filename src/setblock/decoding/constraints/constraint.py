@@ -136,13 +136,17 @@ class BatchConstraints:
                 state.finish(row, end=params.prompt_length + stop)
 
     def read(
-        self, outputs: "Sequence[RowOutput]", requests: Sequence[RequestParams], state_of: Callable[[], BatchState]
-    ) -> "list[RowOutput]":
-        """Update the constraints of all rows by what a pass did to them. End answers that one of them wants to end, and
-        return the outputs with these ends. `state_of` gives the state of the rows, if it is needed."""
+        self,
+        outputs: "Sequence[RowOutput | None]",
+        requests: Sequence[RequestParams],
+        state_of: Callable[[], BatchState],
+    ) -> "list[RowOutput | None]":
+        """Update the constraints of all rows by what a pass did to them, None for rows that were not in it. End answers
+        that one of them wants to end, and return the outputs with these ends. `state_of` gives the state of the rows, if
+        it is needed."""
         found = list(outputs)
         for row, (of_row, each, params) in enumerate(zip(outputs, self.rows, requests, strict=True)):
-            if each.is_over:
+            if of_row is None or each.is_over:
                 continue
             start, end = params.prompt_length + each.num_read, max(of_row.text_end, of_row.answer_end)
             token_ids = of_row.tokens_between(start, end)

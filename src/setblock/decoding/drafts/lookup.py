@@ -107,7 +107,7 @@ def with_copies(state: BatchState, draft: Draft, *, entropy: Tensor, rows: Tenso
 
     # 2. The places where the model is unsure
     is_sure = state.block.revealed | (draft.reveal & (entropy <= SURE))
-    is_sure[:, 0] = True  # it is next-token decoding's choice
+    is_sure[:, 0].fill_(True)  # it is next-token decoding's choice
     agrees = ~is_sure | (ours == copies.token_ids)
     holds = pad(agrees[:, :-1].cumprod(dim=1), (1, 0), value=1).bool()
     fill = rows[:, None] & holds & ~is_sure & state.candidates()

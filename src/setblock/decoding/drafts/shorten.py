@@ -18,7 +18,7 @@ from setblock.decoding.drafts.draft_length import (
 )
 from setblock.decoding.drafts.kinds import NUM_KINDS, PRIOR, kinds_of_copy
 from setblock.decoding.state.state import BatchState, RequestParams
-from setblock.decoding.step.inputs import row_widths
+from setblock.decoding.step.inputs import powers_up_to, row_widths
 from setblock.model.protocol.runtime import RowSchedule, Runner, pass_kind
 
 RIGHT = 0.9  # prior chance of a block's drafted token if those before it are right: high, so that blocks are tried
@@ -110,10 +110,12 @@ def shortened_schedules(
     schedules: Sequence[RowSchedule],
     state: BatchState,
     runner: Runner,
+    *,
+    is_static: bool = False,
 ) -> list[RowSchedule]:
     """Update the histories with the results of the last pass, and return the next pass's schedules with drafts of the
     chosen lengths. Doesn't wait for the device. `histories`: None for rows without a choice. `schedules`: with full
-    drafts."""
+    drafts. `is_static`: whether the next pass has one of few sizes, powers of two."""
     for history, scheduled in zip(histories, schedules, strict=True):
         if history is not None and not scheduled.is_prefill:
             history.learn(scheduled)
@@ -136,13 +138,17 @@ def shortened_schedules(
         scheduled.tokens for row, scheduled in enumerate(schedules) if row not in choosing and not scheduled.is_prefill
     ]
     shape = PassShape(
-        kind=pass_kind(runner),
+        kind="captured" if is_static else pass_kind(runner),
         rows=sum(not scheduled.is_prefill for scheduled in fed),
         others=sum(others),
         fuses_commit=runner.fuses_commit,
         computed=runner.computed,
     )
-    if is_fixed or (runner.pads and len(fed) > 1):
+    if is_static:
+        most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
+        widths = [each for each in powers_up_to(most) if each >= max([1, *others])]
+        shape = replace(shape, widths=widths or [max(others)], padded_rows=powers_up_to(len(fed))[-1])
+    elif is_fixed or (runner.pads and len(fed) > 1):
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
         widths = row_widths(max([1, *others]), most, state.params, is_fixed=is_fixed)
         shape = replace(shape, widths=widths, padded_rows=len(schedules) if is_fixed else len(fed))

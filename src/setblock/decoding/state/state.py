@@ -78,14 +78,22 @@ class Columns:
             integers.append(
                 [
                     *(each.prompt_length, each.limit, each.block_size, each.branches, method == "ntp"),
-                    *(method == "exact", settings.prompt_lookup or 0, settings.seed, settings.top_k or NEVER, first_end),
+                    *(
+                        method == "exact",
+                        settings.prompt_lookup or 0,
+                        settings.seed,
+                        settings.top_k or NEVER,
+                        first_end,
+                    ),
                 ]
             )
             numbers.append([settings.temperature, settings.top_p, settings.min_p, settings.repetition_penalty])
         return cls(
             integers=torch.tensor(integers, device=device),
             numbers=torch.tensor(numbers, device=device, dtype=torch.float32),
-            ends=torch.tensor([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows], device=device),
+            ends=torch.tensor(
+                [[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows], device=device
+            ),
         )
 
     def integer(self, name: str) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from setblock.decoding.drafts.kinds import CONFIDENCES
 from setblock.decoding.state.state import (
     INTEGERS,
+    NEVER,
     NO_TOKEN,
     NUMBERS,
     Answer,
@@ -82,6 +83,7 @@ class StateTable:
             ends=torch.full((rows + 1, 1), NO_TOKEN, device=device),
         )
         self._columns.integers[rows, INTEGERS.index("block_size")] = 1
+        self._columns.integers[rows, INTEGERS.index("top_k")] = NEVER
         self._columns.numbers[rows] = 1.0
         self._wide: dict[tuple[str, str], Tensor] = {}
         self._first_logits = self._columns.numbers[:, :0]  # [T, V] float32; [T, 0] before any row has some

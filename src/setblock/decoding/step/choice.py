@@ -214,7 +214,7 @@ def cut(scaled: Tensor, draws: Draws) -> Tensor:
         probs = ordered.softmax(dim=-1)
         before = probs.cumsum(dim=-1) - probs  # the probability of all that are more likely
         out = (before >= draws.top_p[:, None, None]) & (draws.top_p < 1)[:, None, None]
-        out[..., 0] = False
+        out[..., 0].fill_(False)
         scaled = scaled.masked_fill(torch.zeros_like(out).scatter(-1, order, out), -torch.inf)
     if draws.min_p is not None:
         least = scaled.amax(dim=-1, keepdim=True) + draws.min_p.log()[:, None, None]

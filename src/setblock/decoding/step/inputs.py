@@ -218,6 +218,11 @@ def row_widths(least: int, most: int, params: BatchParams, *, is_fixed: bool) ->
     return sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
 
 
+def powers_up_to(number: int) -> list[int]:
+    """Return 1, 2, 4, ... up to the first power of two that is at least `number`."""
+    return [1 << bits for bits in range((number - 1).bit_length() + 1)]
+
+
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 
 

@@ -211,7 +211,7 @@ def write_pass(
             copied = constrained_copies(state, draft, copied, policy.constraints, vocab_size=policy.vocab_size)
         if kinds is not None:
             is_copied = copied.reveal & ~reveal
-            is_copied[:, 0] = True  # the first token is never copied: its place says whether there is a copy
+            is_copied[:, 0].fill_(True)  # the first token is never copied: its place says whether there is a copy
             kinds = torch.where(is_copied, copy_kinds, kinds)
         chosen, reveal = copied
     if kinds is not None:

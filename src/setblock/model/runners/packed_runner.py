@@ -41,7 +41,7 @@ class PackedRunner(PagedRunner):
         self.page_tokens = page_tokens
         # Two more slots. One stays zero, and is read where a rectangle of keys is wider than a request. The other is never
         # read: padding is written there
-        self._empty_slot, self.spill_slot = slots, slots + 1
+        self.empty_slot, self.spill_slot = slots, slots + 1
         self.cache = Cache(layers=[PagedLayer(batch=slots + 2, slots=1, visible=slots + 2) for _ in layers])
         self.model, self.attention = model, GroupedAttention(model)
         self._blocks = FiniteBlocks(self.cache, model.device)
@@ -69,7 +69,9 @@ class PackedRunner(PagedRunner):
             [scheduled.end for scheduled in plan.schedules],
         )
         place = (inputs.is_real.flatten().cumsum(dim=0) - 1).view(inputs.is_real.shape)  # [A, Q]
-        slots = self.slots(self._pages[plan.rows], plan.ends, self.attention.whole_chunks(plan.visible))  # [A, at least visible]
+        slots = self.slots(
+            self._pages[plan.rows], plan.ends, self.attention.whole_chunks(plan.visible)
+        )  # [A, at least visible]
 
         # 2. The attention's rectangles
         of_tokens = (place, inputs.positions, inputs.limits)
@@ -123,7 +125,7 @@ class PackedRunner(PagedRunner):
         positions = torch.arange(visible, device=pages.device)
         pages = pages[:, (positions // self.page_tokens).clamp(max=pages.shape[1] - 1)]
         slots = pages * self.page_tokens + positions % self.page_tokens
-        return torch.where(positions < ends[:, None], slots, self._empty_slot)
+        return torch.where((positions < ends[:, None]) & (pages >= 0), slots, self.empty_slot)
 
 
 def rectangles_of(queries: Sequence[int], keys: Sequence[int], *, of_one: int) -> list[list[int]]:

@@ -29,6 +29,10 @@ LEAST_KEYS = 256
 """The smallest K. Larger ones are powers of two."""
 
 
+NO_PAGE = -1
+"""In a page table: positions for which a row has no page."""
+
+
 class StaticPasses:
     """Runs passes of fixed sizes with the cache of a runner, for the rows of a static table."""
 
@@ -37,7 +41,7 @@ class StaticPasses:
         self._runner, self._model = runner, runner.model
         self._most_keys = max(LEAST_KEYS, 1 << (positions - 1).bit_length())
         pages = -(-self._most_keys // runner.page_tokens)
-        self._pages = torch.zeros((rows, pages), dtype=torch.long, device=self._model.device)
+        self._pages = torch.full((rows, pages), NO_PAGE, device=self._model.device)
         self._placed: dict[int, list[int]] = {}  # what `_pages` says of each row
         config = self._model.config.get_text_config()
         implementation = str(config._attn_implementation)
@@ -57,8 +61,8 @@ class StaticPasses:
         changed = [(row, list(each)) for row, each in zip(rows, pages, strict=True) if self._placed.get(row) != each]
         if not changed:
             return
-        width = max(len(each) for _, each in changed)
-        table = torch.tensor([[*each, *[0] * (width - len(each))] for _, each in changed])
+        width = max(max(len(each), len(self._placed.get(row, ()))) for row, each in changed)
+        table = torch.tensor([[*each, *[NO_PAGE] * (width - len(each))] for _, each in changed])
         at = torch.tensor([row for row, _ in changed])
         device = self._pages.device
         self._pages[:, :width].index_copy_(0, at.to(device), table.to(device))
@@ -76,7 +80,7 @@ class StaticPasses:
         slots = runner.slots(self._pages.index_select(0, rows), plan.ends, plan.visible)  # [R, K]
         written = slots.gather(1, inputs.positions.clamp(max=plan.visible - 1))
         for layer in runner.cache.layers:
-            layer.written = written.where(inputs.is_real, runner.spill_slot).flatten()
+            layer.written = written.where(inputs.is_real & (written != runner.empty_slot), runner.spill_slot).flatten()
         count, queries = inputs.tokens.shape
         first = torch.arange(count, device=rows.device)[:, None] * queries
         with self._attention(inputs, slots) as mask, block_only(self._model, inputs.in_block, is_fixed=True):
