@@ -39,7 +39,6 @@ class RequestParams:
     prompt_length: int  # tokens of the prompt
     limit: int  # the position past the last one that may be generated
     ends: tuple[int, ...]  # token ids that end the answer
-    branches: int = 0  # the most branches that a pass is fed
 
     @property
     def adapts_drafts(self) -> bool:
@@ -79,7 +78,6 @@ class BatchParams:
         self.limit = column([each.limit for each in rows])
         self.ends = column([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows])  # [B, E]
         self.block_size = column([each.block_size for each in rows])
-        self.branches = column([each.branches for each in rows])
         self.is_ntp = column([each.settings.method == "ntp" for each in rows])  # [B] bool, one token a pass
         self.is_exact = column([each.settings.method == "exact" for each in rows])  # [B] bool, blocks are drafts
         self.prompt_lookup = column([each.settings.prompt_lookup or 0 for each in rows])  # [B] as in the settings
