@@ -112,11 +112,7 @@ def longest_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 
     def longest(self: DraftLengths, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
-        branches = [min(row.branches, len(row.reached)) if row.size else 0 for row in rows]
-        return [
-            DraftLength(len(row.reached), row.size, count, row.size if count else 0)
-            for row, count in zip(rows, branches, strict=True)
-        ]
+        return [DraftLength(len(row.reached), row.size) for row in rows]
 
     monkeypatch.setattr(DraftLengths, "choose", longest)
 

@@ -143,12 +143,8 @@ def naive_exact(
         kept += draft[: agreed + 1]
         if agreed < len(causal):
             start, block = len(kept), _refilled([causal[agreed]], block_size, limit - len(kept))
-            if agreed >= (settings.branches or 0):
-                draft, _ = _run(model, _copied(model, kept, block, settings))
-                continue
-            # The pass was fed a block from here on, which could not know this token
-            unknown: Block = [None] * len(block)
-            logits = forward(model, kept + _masked(model, unknown, settings, start), start)
+            draft, _ = _run(model, _copied(model, kept, block, settings))
+            continue
         if not block:
             return kept[len(prompt) :], passes
         # 4. Fill the block; its first token is next-token decoding's

@@ -62,9 +62,7 @@ def train_mask(
     return mask_mod
 
 
-def decode_mask(
-    *, position_ids: Tensor, limits: Tensor, window: int | None = None, besides: tuple[Tensor, Tensor] | None = None
-) -> MaskMod:
+def decode_mask(*, position_ids: Tensor, limits: Tensor, window: int | None = None) -> MaskMod:
     """Return the decoding mask of eq. 9 over a cache whose slot s holds the token at position s (paper, section 3, figure 3).
 
     One function serves the prefill, the block pass and the fused commit + first pass, for only a query's limit decides what it
@@ -74,18 +72,11 @@ def decode_mask(
         position_ids: [B, Q] positions of the queries.
         limits: [B, Q] the first position each query must not see.
         window: the sliding window of the attention layer, in tokens; None for full attention.
-        besides: [B, Q] each, further slots that each query sees, those of its branch: from the first up to the second, which
-            is left out.
     """
 
     def mask_mod(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         seen = kv_idx < limits[b, q_idx]
-        if window is not None:
-            seen = seen & (position_ids[b, q_idx] - kv_idx < window)
-        if besides is not None:
-            first, last = besides
-            seen = seen | ((kv_idx >= first[b, q_idx]) & (kv_idx < last[b, q_idx]))
-        return seen
+        return seen if window is None else seen & (position_ids[b, q_idx] - kv_idx < window)
 
     return mask_mod
 

@@ -69,8 +69,7 @@ def test_both_runtimes_write_the_same(run, file):
         ("transformers", ()),
         ("llama-cpp", ("--runtime-option", "type_k=f32", "--runtime-option", "type-v=f32")),
     ):
-        # llama.cpp is fed no branches, and passes depend on no clock
-        how = (*how, "--branches", 0, "--drafts", "fixed")
+        how = (*how, "--drafts", "fixed")  # passes depend on no clock
         outcome = run("generate", QUESTION, "--model", file, "--runtime", name, *how, *LENGTH, "--json")
         answers[name] = {**json.loads(outcome.stdout), "seconds": 0}
     assert answers["transformers"] == answers["llama-cpp"]

@@ -200,7 +200,7 @@ def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> N
     state = open_state([[1] * 5] * 3, [params] * 3, sbd_config=None, device=torch.device("cpu"))
     ends = data.draw(st.lists(st.integers(5, 5 + 2 * k), min_size=3, max_size=3).filter(lambda ends: max(ends) > 5))
     schedules = [RowSchedule(5, end, 5, is_prefill=False) for end in ends]
-    runners = [SimpleNamespace(fixed_keys=keys, fuses_commit=True, branched=0) for keys in (None, 256)]
+    runners = [SimpleNamespace(fixed_keys=keys, fuses_commit=True) for keys in (None, 256)]
     tight, fixed = (plan_pass(state, schedules, cast("Runner", each)) for each in runners)
     assert (tight.queries, tight.visible, tight.is_fixed) == (max(ends) - 5, max(ends), False)
     assert tight.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]

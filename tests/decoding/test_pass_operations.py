@@ -117,7 +117,5 @@ def test_a_block_larger_than_the_whole_text_is_fed_ahead(
     sbd.end_of_text_ids = ()
     prompt = ([3, 4] * length)[:length]
     for method in ("sbd", "exact"):
-        settings = DecodingSettings(
-            method=method, block_size=16, prompt_lookup=1, branches=0, max_new_tokens=new_tokens
-        )
+        settings = DecodingSettings(method=method, block_size=16, prompt_lookup=1, max_new_tokens=new_tokens)
         assert_ahead_is_the_same(sbd, [prompt], [settings], expected=decoded(sbd, [prompt], [settings]))

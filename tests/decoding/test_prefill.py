@@ -50,7 +50,7 @@ def test_the_answer_does_not_depend_on_the_parts(
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64)
     sbd.end_of_text_ids = (0, 40, 41)
     prompts = [[2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate(LENGTHS)]
-    whole = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=5, branches=0, max_new_tokens=24)
+    whole = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=5, max_new_tokens=24)
     parts = replace(whole, prefill_chunk=chunk)
     with as_on_an_accelerator() if runs_ahead else nullcontext():
         expected, found = (static_batch(sbd, prompts, [each] * len(prompts)) for each in (whole, parts))
@@ -136,7 +136,7 @@ def test_a_batch_that_runs_ahead_feeds_whole_blocks_behind_prompts_in_several_pa
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64, max_position_embeddings=512)
     sbd.end_of_text_ids = ()
     prompts = [[2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate((9, 300))]
-    settings = DecodingSettings(block_size=4, max_new_tokens=24, branches=0)
+    settings = DecodingSettings(block_size=4, max_new_tokens=24)
 
     def passes(settings: DecodingSettings) -> list[int]:
         with as_on_an_accelerator():

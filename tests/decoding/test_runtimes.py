@@ -64,7 +64,7 @@ class NaiveModel:
         attended = scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ (inputs @ self.value)
         return (inputs + attended).tanh() @ self.head
 
-    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> "NaiveRunner":
+    def runner(self, *, rows: int, capacity: int) -> "NaiveRunner":
         pages = [[row] for row in range(rows)]
         made = NaiveRunner(self, slots=rows * capacity, page_tokens=capacity, pages=pages)
         self.runners.append(made)

@@ -36,12 +36,10 @@ KINDS = {
     "ntp, penalty": DecodingSettings(method="ntp", repetition_penalty=1.3),
     **{f"sbd, {name}": DecodingSettings(method="sbd", sampler=kind(), block_size=8) for name, kind in SAMPLERS.items()},
     "sbd, drawn": DecodingSettings(method="sbd", sampler=EntropyBounded(3.0), block_size=8, temperature=1.0, seed=5),
-    "exact": DecodingSettings(method="exact", sampler=EntropyBounded(4.0), block_size=8, drafts="fixed", branches=0),
-    "exact, copies": DecodingSettings(method="exact", block_size=8, prompt_lookup=1, drafts="fixed", branches=0),
-    "exact, adaptive": DecodingSettings(method="exact", block_size=8, prompt_lookup=2, branches=0),
-    "exact, drawn": DecodingSettings(
-        method="exact", block_size=4, temperature=1.0, repetition_penalty=1.1, seed=7, branches=0
-    ),
+    "exact": DecodingSettings(method="exact", sampler=EntropyBounded(4.0), block_size=8, drafts="fixed"),
+    "exact, copies": DecodingSettings(method="exact", block_size=8, prompt_lookup=1, drafts="fixed"),
+    "exact, adaptive": DecodingSettings(method="exact", block_size=8, prompt_lookup=2),
+    "exact, drawn": DecodingSettings(method="exact", block_size=4, temperature=1.0, repetition_penalty=1.1, seed=7),
 }
 
 

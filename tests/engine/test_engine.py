@@ -41,7 +41,7 @@ def test_an_idle_engine_does_nothing(sbd: SBDModel) -> None:
 
 def test_tells_what_stream_tells(sbd: SBDModel) -> None:
     """Text by text and event by event."""
-    settings = DecodingSettings(method="exact", max_new_tokens=20, sampler=EntropyBounded(4.0), branches=0)
+    settings = DecodingSettings(method="exact", max_new_tokens=20, sampler=EntropyBounded(4.0))
     prompt = "Tom has 12 apples"
     chunks = list(stream(sbd, prompt, settings=settings, raw=True))
     engine = Engine(sbd)
@@ -140,9 +140,7 @@ def test_refuses_what_it_can_not_do(sbd: SBDModel, texts: list[list[int]]) -> No
 def test_when_the_cache_runs_short_the_youngest_waits_and_answers_stay(
     endless: SBDModel, texts: list[list[int]]
 ) -> None:
-    settings = [
-        replace(SLOW, method=method, sampler=EntropyBounded(4.0), branches=0) for method in ("sbd", "exact", "ntp")
-    ]
+    settings = [replace(SLOW, method=method, sampler=EntropyBounded(4.0)) for method in ("sbd", "exact", "ntp")]
     wanted = [Request(str(n), texts[n], each) for n, each in enumerate(settings)]
     engine, log = Engine(endless, EngineLimits(kv_tokens=112, page_tokens=4)), Log()
     for request in wanted:

@@ -80,7 +80,7 @@ def test_every_family(
     sbd = tiny_sbd(family, trained_tokenizer, mode=mode, dtype=torch.float64)
     sbd.end_of_text_ids = ()
     sbd.model.config._experts_implementation = "eager"  # the fast ones have no float64
-    base = DecodingSettings(max_new_tokens=14, block_size=5, sampler=EntropyBounded(4.0), branches=0)
+    base = DecodingSettings(max_new_tokens=14, block_size=5, sampler=EntropyBounded(4.0))
     wanted = [
         Request(f"{method} {n}", prompt, replace(base, method=method))
         for method, n, prompt in zip(("sbd", "exact", "ntp"), range(3), prompts, strict=True)

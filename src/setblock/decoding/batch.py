@@ -274,7 +274,7 @@ def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> t
     """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
     fed = [scheduled.tokens for scheduled in schedules if scheduled.tokens]
     if runner.pads or plan.is_fixed:
-        return len(fed), runner.computed(len(plan.rows) * (plan.queries + plan.branched))
+        return len(fed), runner.computed(len(plan.rows) * plan.queries)
     return len(fed), runner.computed(sum(fed))
 
 

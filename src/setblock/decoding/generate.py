@@ -43,8 +43,7 @@ def static_batch(
     """Check requests as `check_rows` does, and return their batch: a row for each answer. Rows may differ in settings."""
     rows = Batch.opened(check_rows(model, prompts, settings))
     longest, count = max(params.limit for params in rows.state.params.rows), len(prompts)
-    branched = max(each.branches * each.block_size for each in rows.state.params.rows)
-    runner = model.runner(rows=count, capacity=longest, branched=branched)
+    runner = model.runner(rows=count, capacity=longest)
     if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
         rows = rows.padded_to(size)
         runner = model.runner(rows=size, capacity=longest)

@@ -375,7 +375,9 @@ class Engine:
         if ahead is not None:  # what it feeds is known now
             ahead.schedules = [of_sequence[sequence].scheduled for sequence in ahead.sequences]
             for sequence, scheduled in zip(ahead.sequences, ahead.schedules, strict=True):
-                assert self._pool.pages_for(scheduled.end) <= len(sequence.pages), "a pass was fed more than was expected"
+                assert self._pool.pages_for(scheduled.end) <= len(sequence.pages), (
+                    "a pass was fed more than was expected"
+                )
         none = RowSchedule(0, 0, 0, is_prefill=False)
         schedules = [fed.get(sequence, none) for sequence in self._running]
         outputs = self._batch.read([of_sequence.get(sequence) for sequence in self._running], self._changing)

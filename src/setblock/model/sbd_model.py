@@ -131,10 +131,10 @@ class SBDModel:
             join_adapted(self.model)
             prepack(self.model)
 
-    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> PaddedRunner:
+    def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         with lock_of(self.model):  # a pass in another thread changes the config that a runner reads
-            return PaddedRunner(self.model, rows=rows, capacity=capacity, branched=branched, compiled=self.compiled)
+            return PaddedRunner(self.model, rows=rows, capacity=capacity, compiled=self.compiled)
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`. Raise `SetBlockError` if the model is compiled, or its attention

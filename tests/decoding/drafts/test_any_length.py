@@ -37,8 +37,7 @@ class AnyLengths(DraftLengths):
     def _any(self, row: RowDraft) -> DraftLength:
         drafted = self.rng.randint(0, len(row.reached))
         fed = min(row.size, self.rng.choice([0, 0, 1, 2, row.size, self.rng.randint(0, row.size)]))
-        branches, size = self.rng.randint(0, min(row.branches, drafted)), self.rng.randint(0, row.size)
-        return DraftLength(drafted, fed, *((branches, size) if branches and size > 1 else (0, 0)))
+        return DraftLength(drafted, fed)
 
 
 def tiny(tokenizer: PreTrainedTokenizerBase, mode: str, **more: Any) -> tuple[SBDModel, AnyLengths]:
@@ -133,18 +132,6 @@ def test_any_length_gives_plain_decodings_text_in_the_engine(
     )
     for row in (5, 6):
         assert_same(found[str(row)], generate_batch(sbd, [rows[row]], settings=[settings[row]])[0])
-
-
-def test_any_length_gives_plain_decodings_text_with_branches(
-    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
-) -> None:
-    sbd, lengths = tiny(trained_tokenizer, "shifted", dtype=torch.float64)
-    settings = [replace(each, branches=3) for each in SETTINGS]
-    rows = [prompts[row % 3] for row in range(len(settings))]
-    for turn in range(3):
-        lengths.rng.seed(turn)
-        assert_plain(generate_batch(sbd, rows, settings=settings), sbd, rows, settings)
-    assert any(each.branches for _, each in lengths.seen)
 
 
 def test_any_length_gives_plain_decodings_text_of_an_adapter(

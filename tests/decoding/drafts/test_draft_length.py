@@ -168,14 +168,6 @@ def test_drafts_that_are_hardly_ever_right_only_fill_a_pass_up() -> None:
         assert sum(each.drafted for each in found) == filled
 
 
-def test_the_most_branches_that_pay_are_fed() -> None:
-    for of_token, count in ((0.0, 4), (0.02, 2), (0.5, 0)):
-        lengths = measured(lambda tokens, rows, cost=of_token: 1 + cost * tokens, rows=1)  # type: ignore[misc]
-        (found,) = chosen(lengths, [RowDraft([0.3, 0.3, 0.29, 0.1], [0.9, 0.9, 0.9], 4, branches=4)])
-        assert (found.branches > 0) == (count > 0), of_token
-        assert found.branch_size == (found.fed if count else 0)
-
-
 def test_a_block_that_has_a_pass_of_its_own_pays_for_it() -> None:
     """A good draft is worth it, and a poor one only where it is fed with what is committed."""
     lengths = measured(lambda tokens, rows: 1.0, rows=1)
@@ -221,12 +213,10 @@ def test_where_nothing_was_measured_drafts_are_as_long_as_the_roofline_gives_awa
 # What becomes of drafts
 
 
-def fed_span(kinds: Sequence[int], *, block: int = 0, branches: int = 0, size: int = 0) -> RowSchedule:
+def fed_span(kinds: Sequence[int], *, block: int = 0) -> RowSchedule:
     """What a row at position 10 was fed: its next token, drafts of these kinds, and so much of a block behind them."""
     start = 11 + len(kinds)
-    return RowSchedule(
-        10, start + block, start, is_prefill=False, kinds=tuple(kinds), branches=branches, branch_size=size
-    )
+    return RowSchedule(10, start + block, start, is_prefill=False, kinds=tuple(kinds))
 
 
 def next_span(position: int, kinds: Sequence[int] = (), *, copied: int = 0, token: int = 0) -> RowSchedule:
@@ -273,12 +263,9 @@ def test_a_block_is_worth_what_it_gives_beyond_copies() -> None:
     assert all(better < 0.5 for better in beside.of_blocks.values(3, half))
 
 
-def test_what_a_wrong_draft_made_void_says_nothing_of_blocks_and_a_branch_does() -> None:
+def test_what_a_wrong_draft_made_void_says_nothing_of_blocks() -> None:
     void = learned(fed_span([1, 1], block=4), next_span(11), block=4)
     assert void.of_blocks.values(1, half) == [0.5]
-    branch = learned(fed_span([1, 1], block=4, branches=1, size=3), next_span(11, [SURE, SURE]), block=4)
-    assert all(each > 0.5 for each in branch.of_blocks.values(2, half))
-    assert branch.block == 0
 
 
 def test_state_stays_as_small_over_ten_thousand_passes() -> None:
@@ -292,7 +279,7 @@ def test_state_stays_as_small_over_ten_thousand_passes() -> None:
         history.fed, history.block = fed_span([rng.randrange(len(PRIOR))] * 15, block=16), 16
         history.learn(next_span(10 + rng.randint(1, 16), [SURE] * 15))
         if number % 2:
-            chosen(lengths, [history.draft(next_span(5, [SURE] * 15), BatchParams, has_blocks=True, branches=0)])
+            chosen(lengths, [history.draft(next_span(5, [SURE] * 15), BatchParams, has_blocks=True)])
         if number in (2_000, 9_999):
             sizes.append(len(pickle.dumps((lengths.right, lengths.of_blocks, lengths._times, history))))
     assert sizes[1] <= 1.2 * sizes[0]  # 16 bytes for each number that is no longer the same one
@@ -322,7 +309,7 @@ def simulated(seconds: Seconds, *, rows: int, right: float, size: int | None, se
         for history, scheduled in zip(histories, schedules, strict=True):
             history.learn(scheduled)
         some = [
-            history.draft(scheduled._replace(start=5), BatchParams, has_blocks=True, branches=0)  # type: ignore[arg-type]
+            history.draft(scheduled._replace(start=5), BatchParams, has_blocks=True)  # type: ignore[arg-type]
             for history, scheduled in zip(histories, schedules, strict=True)
         ]
         found = chosen(lengths, some) if size is None else [DraftLength(length, size) for length in drafts]
@@ -372,7 +359,7 @@ class Clock:
 def test_the_clock_decides_how_long_drafts_are_and_not_the_text(
     trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], in_engine: bool
 ) -> None:
-    settings = DecodingSettings(block_size=8, max_new_tokens=60, branches=0)
+    settings = DecodingSettings(block_size=8, max_new_tokens=60)
     found, fed = {}, {}
     for times in (1.0, 20.0):
         sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted", dtype=torch.float64)

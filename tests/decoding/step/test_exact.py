@@ -37,7 +37,6 @@ def test_equals_next_token_decoding(
             max_new_tokens=length,
             temperature=temperature,
             seed=size,
-            branches=0,
         )
         for sampler, size, length, temperature in zip(
             SAMPLERS, (8, 5, 16, 1, 7), (20, 17, 30, 9, 22), (0, 0.7, 0, 1, 0), strict=True

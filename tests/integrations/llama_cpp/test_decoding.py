@@ -29,10 +29,10 @@ pytestmark = pytest.mark.usefixtures("longest_drafts")
 SETTINGS = [
     DecodingSettings(method="sbd", max_new_tokens=20),
     DecodingSettings(method="sbd", max_new_tokens=30, block_size=5, sampler=EntropyBounded(2.0)),
-    DecodingSettings(method="exact", max_new_tokens=30, block_size=16, branches=0),  # llama.cpp is fed none
-    DecodingSettings(method="exact", max_new_tokens=17, block_size=4, prompt_lookup=1, logprobs=2, branches=0),
+    DecodingSettings(method="exact", max_new_tokens=30, block_size=16),
+    DecodingSettings(method="exact", max_new_tokens=17, block_size=4, prompt_lookup=1, logprobs=2),
     DecodingSettings(method="sbd", max_new_tokens=12, block_size=8, temperature=0.8, top_p=0.9, seed=4),
-    DecodingSettings(method="exact", max_new_tokens=25, temperature=1.0, repetition_penalty=1.3, seed=5, branches=0),
+    DecodingSettings(method="exact", max_new_tokens=25, temperature=1.0, repetition_penalty=1.3, seed=5),
     DecodingSettings(method="sbd", max_new_tokens=9, block_size=8, sampler=FixedCount(3), logit_bias={5: 2.0}),
     DecodingSettings(method="ntp", max_new_tokens=10),
 ]

@@ -104,7 +104,6 @@ class RowDraft(NamedTuple):
     reached: Sequence[float]  # of each drafted token, the chance that it and all before it are right
     expected: Sequence[float] = ()  # the same of a whole block's draft, less what copies give without a block
     size: int = 0  # tokens of that block; 0 where none may be fed
-    branches: int = 0  # the most that may be fed
 
 
 class DraftLength(NamedTuple):
@@ -112,8 +111,6 @@ class DraftLength(NamedTuple):
 
     drafted: int  # tokens that are checked
     fed: int  # tokens of the block
-    branches: int = 0  # at the first of the drafted tokens
-    branch_size: int = 0  # tokens of each
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class DraftLengths:
         """Return how much each row drafts in the next pass."""
         reached = _table([1.0, *row.reached] for row in rows)  # [R, 1 + drafted tokens]
         expected = _table([0.0, *row.expected] for row in rows)  # [R, 1 + those of a block's draft]
-        lengths = _lengths(rows, reached[:, 1:], expected[:, 1:], shape.widths)  # [4, C, R]
+        lengths = _lengths(rows, reached[:, 1:], expected[:, 1:], shape.widths)  # [2, C, R]
         now, later = _tokens(reached, expected, lengths)
         now += shape.rows - len(rows)
         seconds, more = self._seconds(reached, lengths, shape)
@@ -176,9 +173,8 @@ class DraftLengths:
 
     def _seconds(self, reached: np.ndarray, lengths: np.ndarray, shape: PassShape) -> tuple[np.ndarray, np.ndarray]:
         """Return [C], the seconds of a pass, and [C], those that checking its new drafts adds to the next one."""
-        drafted, fed, branches, branch_size = lengths
-        checked = drafted + branches * branch_size
-        this = checked + fed if shape.fuses_commit else checked  # else a block has a pass of its own
+        drafted, fed = lengths
+        this = drafted + fed if shape.fuses_commit else drafted  # else a block has a pass of its own
         new = _chance(reached, lengths) * (fed - 1).clip(0)
         more = np.stack([this, this + new, fed])  # the next pass has about as many other tokens
         total = shape.others + len(reached) + more.sum(axis=2)  # [3, C]
@@ -215,7 +211,7 @@ class DraftLengths:
 def _lengths(
     rows: Sequence[RowDraft], reached: np.ndarray, expected: np.ndarray, widths: Sequence[int] | None
 ) -> np.ndarray:
-    """Return [4, C, R], the numbers of `DraftLength` that are compared. The first of C are those of plain decoding."""
+    """Return [2, C, R], the numbers of `DraftLength` that are compared. The first of C are those of plain decoding."""
     size = np.asarray([row.size for row in rows])
     if widths is None:  # each row drafts what is likely enough to be right
         least = np.asarray(CHANCES)[:, None, None]
@@ -226,18 +222,12 @@ def _lengths(
         drafted = np.minimum([len(row.reached) for row in rows], room)
         fed = np.minimum(size, room - drafted)
         fed = np.where(fed > 1, fed, 0)
-    none = np.zeros_like(drafted)
-    most = np.minimum([row.branches for row in rows], drafted) * (fed > 0)
-    parts = [(drafted, none, none, none), (drafted, fed, none, none)]
-    for bits in range(int(most.max()).bit_length()):
-        branches = np.minimum(most, 1 << bits)
-        parts.append((drafted, fed, branches, fed * (branches > 0)))
-    return np.concatenate(parts, axis=1)
+    return np.concatenate([(drafted, np.zeros_like(drafted)), (drafted, fed)], axis=1)
 
 
 def _tokens(reached: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return [C], the expected tokens of a pass, and [C], those of the drafts that it gives."""
-    drafted, fed, *_ = lengths
+    drafted, fed = lengths
     every = np.arange(len(reached))
     of_draft = reached.cumsum(axis=1)[every, drafted]
     of_block = expected.cumsum(axis=1)[every, (fed - 1).clip(0)]
@@ -245,10 +235,8 @@ def _tokens(reached: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> t
 
 
 def _chance(reached: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return [C, R], how likely a pass gives a row a draft: its block, if all that is checked is right, or else a branch."""
-    drafted, _, branches, _ = lengths
-    every = np.arange(len(reached))
-    return np.asarray(reached[every, drafted] + 1 - reached[every, branches])
+    """Return [C, R], how likely a pass gives a row a draft: its block, if all that is checked is right."""
+    return np.asarray(reached[np.arange(len(reached)), lengths[0]])
 
 
 def _table(rows: Iterable[Sequence[float]]) -> np.ndarray:

@@ -34,7 +34,7 @@ class RowHistory:
     of_blocks: FadingMeans
     fed: RowSchedule | None = None  # the schedule of the last pass until its result is known, then None
     whole: RowSchedule | None = None  # the last pass's schedule before its draft was shortened
-    block: int = 0  # tokens of the block, or branch, that gives the next draft
+    block: int = 0  # tokens of the block that gives the next draft
 
     def reached(self, kinds: Sequence[int]) -> list[float]:
         """Return, for each token of a draft, the chance that it and all before it are right."""
@@ -52,7 +52,7 @@ class RowHistory:
                 self.right.update(kind, 1.0)
             if right < len(checked):
                 self.right.update(checked[right], 0.0)
-                self.block = fed.branch_size if right < fed.branches else 0
+                self.block = 0
             elif self.whole is not None and right < len(self.whole.kinds):
                 # The next pass's first token says whether the first unchecked token was right
                 self.right.update(
@@ -70,12 +70,12 @@ class RowHistory:
                 self.of_blocks.update(place, max(LEAST * block, block - copy))
             self.block = 0
 
-    def draft(self, scheduled: RowSchedule, params: RequestParams, *, has_blocks: bool, branches: int) -> RowDraft:
+    def draft(self, scheduled: RowSchedule, params: RequestParams, *, has_blocks: bool) -> RowDraft:
         """Return what the row may draft."""
         size = min(params.block_size, params.limit - scheduled.start - 1)
         size = size if has_blocks and size > 1 else 0  # a block of one token drafts nothing
         expected = self.of_blocks.values(max(0, size - 1), _of_place)
-        return RowDraft(self.reached(scheduled.kinds), list(accumulate(expected, min)), size, branches)
+        return RowDraft(self.reached(scheduled.kinds), list(accumulate(expected, min)), size)
 
 
 def _of_kind(kind: int, _: float) -> float:
@@ -124,15 +124,7 @@ def shortened_schedules(
         return list(schedules)
     # 1. What each row may draft, and what else is in the pass
     params, has_blocks = state.params.rows, state.params.sbd_config is not None
-    drafts = [
-        history.draft(
-            schedules[row],
-            params[row],
-            has_blocks=has_blocks,
-            branches=min(params[row].branches, runner.branched // params[row].block_size),
-        )
-        for row, history in choosing.items()
-    ]
+    drafts = [history.draft(schedules[row], params[row], has_blocks=has_blocks) for row, history in choosing.items()]
     fed, is_fixed = [scheduled for scheduled in schedules if scheduled.tokens], runner.fixed_keys is not None
     others = [
         scheduled.tokens for row, scheduled in enumerate(schedules) if row not in choosing and not scheduled.is_prefill
@@ -174,6 +166,4 @@ def _with_length(
         kinds=scheduled.kinds[: length.drafted],
         token_ids=scheduled.token_ids[: 1 + length.drafted],
         fed_size=length.fed,
-        branches=length.branches,
-        branch_size=length.branch_size,
     )

@@ -114,12 +114,10 @@ def params_of(model: LanguageModel, prompt_length: int, settings: DecodingSettin
     limit = limit_of(model, prompt_length, settings)
     room = 1 << (limit - prompt_length - 1).bit_length()  # rounded up, so that a compiled model sees few block sizes
     settings = resolved(settings, model.sbd_config, has_draft_text=model.draft_text is not None)
-    block_size = min(settings.block_size or 1, room)
     return RequestParams(
         settings=settings,
-        block_size=block_size,
+        block_size=min(settings.block_size or 1, room),
         prompt_length=prompt_length,
         limit=limit,
         ends=(*model.end_of_text_ids, *settings.stop_token_ids),
-        branches=min(settings.branches or 0, block_size - 1),
     )

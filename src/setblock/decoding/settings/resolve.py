@@ -98,7 +98,6 @@ def resolved(
         "sampler": sampler_for(settings),
         "block_size": settings.block_size or usual_block_size(trained),
         "prompt_lookup": prompt_lookup,
-        "branches": _branches_for(sbd_config, settings),
     }
     found |= {name: SETTINGS[name].default for name in POINT if not SETTINGS[name].acts_in(method)}
     return replace(settings, **found | ({"block_size": 1} if method == "ntp" else {}))
@@ -121,15 +120,6 @@ def prompt_lookup_for(
         return 2  # an adapter on the future block drafts less well (docs/real-model.md)
     # Short matches mislead a model that drafts well (docs/log.md). But a draft text is there to be used
     return 2 if has_draft_text else 0
-
-
-def _branches_for(sbd_config: "SBDModelConfig | None", settings: DecodingSettings) -> int:
-    is_constrained = settings.constraints or settings.structure is not None  # constraints follow one draft only
-    if sbd_config is None or settings.method != "exact" or is_constrained:
-        return 0
-    if settings.branches is not None:
-        return settings.branches
-    return 8 if settings.drafts == "adaptive" else 0  # drafts are rarely right up to later places
 
 
 def sampler_for(settings: DecodingSettings) -> "Sampler":

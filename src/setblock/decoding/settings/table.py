@@ -64,14 +64,6 @@ class DecodingSettings:
         "request always takes the same passes. The text is the same.",
     )
 
-    branches: int | None = answer(
-        None,
-        "In method exact: at how many places of a draft, from its first on, a pass is also fed the block that follows if the "
-        "draft is wrong there. Then a wrong draft costs no pass of its own, and passes have more tokens. Used where requests "
-        "are not served by the engine. Default: as many as pay, at most 8, if drafts is adaptive; 0 if it is fixed.",
-        Range(0, MAX_TOKENS, far=True),
-    )
-
     # How its prompt is fed
     prefill_chunk: int | None = answer(
         None,

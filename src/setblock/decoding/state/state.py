@@ -39,7 +39,6 @@ class RequestParams:
     prompt_length: int  # tokens of the prompt
     limit: int  # the position past the last one that may be generated
     ends: tuple[int, ...]  # token ids that end the answer
-    branches: int = 0  # the most branches that a pass is fed
 
     @property
     def adapts_drafts(self) -> bool:
@@ -53,7 +52,7 @@ class RequestParams:
 
 
 INTEGERS = (
-    *("prompt_length", "limit", "block_size", "branches", "is_ntp", "is_exact", "prompt_lookup"),
+    *("prompt_length", "limit", "block_size", "is_ntp", "is_exact", "prompt_lookup"),
     *("seeds", "top_k", "first_end"),
 )
 NUMBERS = ("temperature", "top_p", "min_p", "penalty")
@@ -77,7 +76,7 @@ class Columns:
             first_end = each.prompt_length + settings.min_new_tokens
             integers.append(
                 [
-                    *(each.prompt_length, each.limit, each.block_size, each.branches, method == "ntp"),
+                    *(each.prompt_length, each.limit, each.block_size, method == "ntp"),
                     *(
                         method == "exact",
                         settings.prompt_lookup or 0,
@@ -133,7 +132,7 @@ class BatchParams:
         self.columns = columns = Columns.of(rows, device=device) if columns is None else columns
         self.prompt_length, self.limit = columns.integer("prompt_length"), columns.integer("limit")
         self.ends = columns.ends  # [B, E]
-        self.block_size, self.branches = columns.integer("block_size"), columns.integer("branches")
+        self.block_size = columns.integer("block_size")
         self.is_ntp = columns.integer("is_ntp") > 0  # [B] bool, one token a pass
         self.is_exact = columns.integer("is_exact") > 0  # [B] bool, blocks are drafts
         self.prompt_lookup = columns.integer("prompt_lookup")  # [B] as in the settings

@@ -149,14 +149,11 @@ def plan_pass(
         queries, fixed_width, checked = fixed_sizes(state.params, queries)
         width = state.params.block_width if whole_blocks else fixed_width
         fed, visible = list(range(state.batch)), fixed_keys
-    room = 0 if is_fixed else runner.branched
-    branches, branch_size = _branch_sizes(schedules, state.params.rows, is_ahead=is_ahead, room=room)
-    width = max(width, branch_size)
     device, causal_block = (
         state.tokens.device,
         state.params.sbd_config is not None and state.params.sbd_config.causal_block,
     )
-    is_full = not (is_ahead or is_fixed or branches) and all(schedules[row].tokens == queries for row in fed)
+    is_full = not (is_ahead or is_fixed) and all(schedules[row].tokens == queries for row in fed)
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
     if any(scheduled.is_cut for scheduled in schedules):
@@ -172,8 +169,6 @@ def plan_pass(
         queries=queries,
         width=width,
         checked=checked,
-        branches=branches,
-        branch_size=branch_size,
         visible=visible,
         fuses_commit=runner.fuses_commit,
         causal_block=causal_block,
@@ -184,24 +179,6 @@ def plan_pass(
         is_fixed=is_fixed,
         schedules=None if is_ahead or is_fixed else [schedules[row] for row in fed],
     )
-
-
-def _branch_sizes(
-    schedules: Sequence[RowSchedule], params: Sequence[RequestParams], *, is_ahead: bool, room: int
-) -> tuple[int, int]:
-    """Return the most branches of a row, and the tokens of each; 0 and 0 if there are none. A row's branches have at
-    most `room` tokens in all."""
-    count = size = 0
-    for scheduled, row in zip(schedules, params, strict=True):
-        # Whether branches pay is known only if each pass is read before the next one
-        places = scheduled.drafted if not is_ahead else 0 if row.adapts_drafts else row.block_size - 1
-        wanted, tokens = (
-            (scheduled.branches, scheduled.branch_size) if scheduled.branches >= 0 else (row.branches, row.block_size)
-        )
-        if wanted and places > 0:
-            count, size = max(count, min(places, wanted)), max(size, tokens)
-    count = min(count, room // max(1, size))
-    return (count, size) if count else (0, 0)
 
 
 def fixed_widths(params: BatchParams) -> list[int]:
@@ -275,42 +252,8 @@ def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:
         wanted=wanted,
         targets=target,
     )
-    if plan.branches:
-        inputs = _with_branches(state, inputs)
     sbd_config = state.params.sbd_config
     if sbd_config is not None and sbd_config.noise_vocab_size is not None:  # there is no mask token to feed
         noise = random_tokens(plan.of(state.params.seeds), inputs.positions, vocab_size=sbd_config.noise_vocab_size)
         inputs = replace(inputs, tokens=noise.where(inputs.tokens == NO_TOKEN, inputs.tokens))
     return inputs
-
-
-def _with_branches(state: BatchState, inputs: ModelInput) -> ModelInput:
-    """Return inputs with a branch at each of the first places of the rows' drafts, as many as the plan has."""
-    plan = inputs.plan
-    committed, limit, size = (
-        plan.of(each)[:, None] for each in (state.cache.committed, state.params.limit, state.params.block_size)
-    )
-    starts, offsets = committed + state.columns[1 : plan.branches + 1], state.columns[: plan.branch_size]
-    is_there = starts < inputs.block_start[:, None]
-    is_there &= state.columns[: plan.branches] < plan.of(state.params.branches)[:, None]
-    if plan.is_prefill is not None:
-        is_there &= ~plan.is_prefill[:, None]
-    here = starts[..., None] + offsets  # [A, n, c]
-    is_real = is_there[..., None] & (here < limit[..., None]) & (offsets < size[..., None])
-    shift = plan.of(state.params.shifts)[:, None, : plan.branch_size]
-    outputs = plan.queries + state.columns[: plan.branched].view(plan.branches, -1) - shift
-    positions = (here * is_real).flatten(1)
-
-    def more(part: Tensor, of_branches: Tensor) -> Tensor:
-        return torch.cat([part, of_branches.flatten(1)], dim=1)
-
-    return replace(
-        inputs,
-        tokens=more(inputs.tokens, torch.full_like(positions, state.params.mask_token)),
-        positions=more(inputs.positions, positions),
-        is_real=more(inputs.is_real, is_real),
-        outputs=more(inputs.outputs, outputs),
-        wanted=more(inputs.wanted, is_real & (offsets > 0)),  # the check gives a branch's first token
-        targets=more(inputs.targets, here),
-        branch_starts=starts,
-    )

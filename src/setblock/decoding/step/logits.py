@@ -52,7 +52,6 @@ class Logits:
     # w. The first w positions are those of each row's block (ẑ). The others are drafts that exact rows commit, without
     # the first token of each (z)
     width: int
-    branches: "Logits | None" = None  # the logits of branches, with [B, n c] instead of [B, m]
 
     @property
     def is_finite(self) -> Tensor:
@@ -79,29 +78,6 @@ class Logits:
         best = MostLikely(*map(change, self.best))
         return Logits(change(self.logits), change(self.positions), change(self.known), best, width)
 
-    def branch(self, place: Tensor, *, size: int) -> "Logits":
-        """Return the logits of one branch of each row, of `size` tokens: the one at `place` [B] of the draft."""
-        assert self.branches is not None
-        columns = place[:, None] * size + torch.arange(size, device=place.device)
-        rows = torch.arange(len(place), device=place.device)[:, None]
-        return self.branches.changed(lambda each: each[rows, columns], width=size)
-
-    def with_block(self, rows: Tensor, block: "Logits") -> "Logits":
-        """Return a copy with another block, of at most w tokens, in `rows` [B] bool. Further places become unknown."""
-
-        def put(whole: Tensor, part: Tensor) -> Tensor:
-            first = torch.where(rows.view(-1, *[1] * (whole.dim() - 1)), part, whole[:, : block.width])
-            return torch.cat([first, whole[:, block.width :]], dim=1)
-
-        unknown = rows[:, None] & (torch.arange(self.known.shape[1], device=rows.device) < self.width)
-        return replace(
-            self,
-            logits=put(self.logits, block.logits),
-            positions=put(self.positions, block.positions),
-            known=put(self.known & ~unknown, block.known),
-            best=MostLikely(*map(put, self.best, block.best)),
-        )
-
 
 def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits:
     """Return the logits of a pass by row and position, from those of all outputs [A, w + m, V] or of the M wanted ones
@@ -117,12 +93,6 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
     if logits.dim() == 2:  # of the wanted outputs only
         logits, best = inputs.spread(logits), MostLikely(inputs.spread(best.logits), inputs.spread(best.token_ids))
 
-    branches, own = None, size + plan.checked
-    if plan.branches:
-        whole = Logits(logits, inputs.targets, inputs.wanted, best, width=0)
-        branches = whole.changed(lambda each: plan.put(each[:, own:]), width=0)
-        logits, best = logits[:, :own], MostLikely(*(each[:, :own] for each in best))
-
     # 1. The block's first token may come from a causal logit of an earlier pass, unless all rows take it at once
     block_start = plan.of(state.block.start)
     is_at_once = plan.fuses_commit and not plan.may_be_cut and not state.params.has_sbd
@@ -136,7 +106,7 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
         best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
-    wanted, target = inputs.wanted[:, :own], inputs.targets[:, :own]
+    wanted, target = inputs.wanted, inputs.targets
     if plan.is_prefill is not None or not plan.fuses_commit:  # otherwise all wanted outputs
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
@@ -145,7 +115,7 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (plan.put(each) for each in (logits, target, wanted))
-    return Logits(logits, target, wanted, MostLikely(*map(plan.put, best)), size, branches)
+    return Logits(logits, target, wanted, MostLikely(*map(plan.put, best)), size)
 
 
 class Certainty(NamedTuple):

@@ -36,7 +36,7 @@ from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
-from setblock.decoding.step.logits import Certainty, LogitRules, Logits, certainty_of, read_logits
+from setblock.decoding.step.logits import Certainty, Logits, certainty_of, read_logits
 from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, identity
 
 
@@ -132,9 +132,6 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
         check = check_drafts(state, checked, is_finite=is_finite[:, given.width :], draws=policy.draws)
         state.answer.failed = state.answer.failed | check.failed
         predicted = predicted.masked_fill(check.rejected[:, None], False)
-        if plan.branches:
-            given, shaped, drafted = _at_branch(state, plan, given, shaped, policy.rules, check)
-            predicted, usable = predicted | drafted, usable | drafted
     usable = predicted & usable
     broken = predicted != usable
     if state.params.is_all_exact:  # next-token decoding sees the first token's logits, but not a draft's
@@ -263,23 +260,6 @@ def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
 
 
 # Exact mode
-
-
-def _at_branch(
-    state: BatchState, plan: PassPlan, given: Logits, shaped: Logits, rules: LogitRules, check: "Check"
-) -> tuple[Logits, Logits, Tensor]:
-    """Return the logits of a pass with a branch's as the block's, in rows whose draft was wrong at a branch.
-
-    Returns:
-        The model's logits; those that tokens are chosen from; and [B, w] bool, the places of the block that the branch
-        predicts with finite logits.
-    """
-    rows = check.rejected & ~check.failed & (check.first_wrong < state.params.branches.clamp(max=plan.branches))
-    branch = given.branch(check.first_wrong.clamp(max=plan.branches - 1), size=plan.branch_size)
-    ruled = rules.apply(state, branch)
-    drafted = pad(branch.known & ruled.is_finite & rows[:, None], (0, given.width - plan.branch_size))
-    whole = given.with_block(rows, branch)
-    return whole, whole if shaped is given and ruled is branch else shaped.with_block(rows, ruled), drafted
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class LlamaModel:
         empty = Context(self.file, options, cells=1, sequences=PROBED_SEQUENCES)
         self._own = own_sequence(empty, vocab_size=self.vocab_size)
 
-    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> LlamaRunner:
+    def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         runner = LlamaRunner(Context(self.file, self.options, cells=rows * capacity), own=self._own, rows=rows)
         runner.place((), range(rows))

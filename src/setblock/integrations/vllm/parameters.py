@@ -16,7 +16,7 @@ WIDTH_OF_VLLM = "diffusion_canvas_length"
 
 _ITS_OWN = "max_new_tokens stop stop_token_ids top_k top_p structure n logprobs".split()  # or none
 # Its passes have one size, and its scheduler a limit
-AVAILABLE = available(but_not=("drafts", "branches", "prefill_chunk", *_ITS_OWN))
+AVAILABLE = available(but_not=("drafts", "prefill_chunk", *_ITS_OWN))
 _OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
 
 

@@ -39,8 +39,6 @@ class RowSchedule(NamedTuple):
     token_ids: tuple[int, ...] = ()  # the certain token at `start` and the drafted ones, where drafts vary in length
     copied: int = 0  # the kind of a copy's second token, if there is one; a smaller number if not
     fed_size: int = -1  # tokens of the new block to feed; -1 where not yet resolved
-    branches: int = -1  # number of branches, at the draft's first places; -1 where not yet resolved
-    branch_size: int = -1  # tokens of a branch; -1 where not yet resolved
 
     @property
     def drafted(self) -> int:
@@ -70,13 +68,11 @@ class PassPlan:
     rows: Tensor  # [A] int64, the rows of the batch that take part, in order
     batch: int  # B, the number of rows of the batch
     ends: Tensor  # [A] int64, the position past the last token that each row is fed
-    queries: int  # Q, the most tokens of a row, without branches
+    queries: int  # Q, the most tokens of a row
     width: int  # w, outputs wanted of each row's block; 1 where no row is fed a block
     visible: int  # the position past the last in the cache that any row attends to
     is_prefill: Tensor | None = None  # [A] bool, rows fed (part of) a prompt or a preempted request; None without any
     checked: int = 0  # outputs of each row at which drafts are checked
-    branches: int = 0  # n, the most branches of a row
-    branch_size: int = 0  # c, tokens of a branch
     is_fixed: bool = False  # whether the sizes are padded to the few that a model is compiled for
     fuses_commit: bool = True  # whether committed tokens are fed with the block after them, not in a separate pass
     causal_block: bool = False  # whether a token of a block sees no later one of it
@@ -96,11 +92,6 @@ class PassPlan:
         """Whether all rows of the batch take part."""
         return self.rows.shape[0] == self.batch
 
-    @property
-    def branched(self) -> int:
-        """The most tokens that a row is fed in branches, n c."""
-        return self.branches * self.branch_size
-
     def of(self, whole: Tensor) -> Tensor:
         """Return the participating rows [A, ...] of `whole` [B, ...]; `whole` itself where all rows take part."""
         return whole if self.has_all else whole[self.rows]
@@ -118,12 +109,7 @@ class PassPlan:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """The inputs of a pass: A participating rows, each of at most Q tokens and m = w + `PassPlan.checked` outputs.
-
-    A pass that checks a draft can also be fed *branches*: future blocks like the row's own, each of which begins at a place of
-    the draft and sees the tokens before it. If the draft is wrong at that place, the branch has already produced the next
-    draft. Each row has n branches of c tokens. They are the last n c columns and outputs, and Q and m include them.
-    """
+    """The inputs of a pass: A participating rows, each of at most Q tokens and m = w + `PassPlan.checked` outputs."""
 
     plan: PassPlan  # sizes and rows of the pass
     tokens: Tensor  # [A, Q] int64, mask tokens included; arbitrary in padding
@@ -134,49 +120,17 @@ class ModelInput:
     outputs: Tensor
     wanted: Tensor  # [A, m] bool, which of these outputs are wanted; the others may be anything
     targets: Tensor  # [A, m] int64, the positions whose tokens the outputs predict
-    branch_starts: Tensor | None = None  # [A, n] int64, the position of each branch's first token; None without any
 
     @property
     def in_block(self) -> Tensor:
         """[A, Q] bool, tokens of a future block. Where the runner does not fuse commits, all tokens of a row or none."""
-        in_block = self.positions >= self.block_start[:, None]  # padding is at 0, where no block begins
-        if self.branch_starts is not None:
-            in_block[:, self.plan.queries :] = self.is_real[:, self.plan.queries :]
-        return in_block
-
-    @property
-    def slots(self) -> Tensor:
-        """[A, Q] int64, the slot of the row's cache where each token's keys and values are written: its position. A branch is
-        written after all other tokens of the row, where later passes overwrite it."""
-        if self.branch_starts is None:
-            return self.positions
-        behind = self.plan.ends[:, None] + torch.arange(self.plan.branched, device=self.positions.device)
-        return torch.cat([self.positions[:, : self.plan.queries], behind], dim=1)
+        return self.positions >= self.block_start[:, None]  # padding is at 0, where no block begins
 
     @property
     def limits(self) -> Tensor:
-        """[A, Q] int64, the first slot that each token must not see. A branch also sees its own slots (`branch_slots`)."""
+        """[A, Q] int64, the first slot that each token must not see. The token at position p is in slot p."""
         limits = self.positions + 1
-        if not self.plan.causal_block:
-            limits = torch.where(self.in_block, self.plan.ends[:, None], limits)
-        if self.branch_starts is not None:
-            limits[:, self.plan.queries :] = self.branch_starts.repeat_interleave(self.plan.branch_size, dim=1)
-        return limits
-
-    @property
-    def branch_slots(self) -> tuple[Tensor, Tensor] | None:
-        """[A, Q] int64 each, the first branch slot that each token sees and the one past the last; equal outside of branches.
-        None without branches."""
-        if self.branch_starts is None:
-            return None
-        plan, first = self.plan, self.slots.clone()
-        last, size = first.clone(), plan.branch_size
-        place = torch.arange(plan.branched, device=first.device) % size
-        of_branches = self.is_real[:, plan.queries :].reshape(-1, plan.branches, size)
-        tokens = of_branches.sum(dim=2).repeat_interleave(size, dim=1)
-        first[:, plan.queries :] -= place
-        last[:, plan.queries :] += tokens.clamp(max=1) if plan.causal_block else tokens - place
-        return first, last
+        return limits if self.plan.causal_block else torch.where(self.in_block, self.plan.ends[:, None], limits)
 
     def padded(self, columns: int) -> "ModelInput":
         """Return the same pass with `columns` more columns of padding."""
@@ -211,7 +165,6 @@ class Runner(Protocol):
     # Whether a row may be fed tokens causally and a future block behind them in one pass; if not, commits are separate passes
     fuses_commit: bool = True
     pads: bool = False  # whether a pass computes the same number of tokens for each row, padding included
-    branched: int = 0  # the most tokens that a row may be fed in branches; 0 where branches can't be run
     # The positions of a row's cache, if every pass reads all of them so that passes have few sizes; else None
     fixed_keys: int | None = None
     compiled: Compile = staticmethod(identity)  # compiles the functions that run between passes of few sizes
@@ -261,9 +214,9 @@ class LanguageModel(Protocol):
     def device(self) -> torch.device:
         """The device of the inputs and the logits."""
 
-    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> Runner:
+    def runner(self, *, rows: int, capacity: int) -> Runner:
         """Return a runner with an empty cache for `rows` rows of at most `capacity` positions, which stay together to the
-        end. `branched` is the most tokens that a row may be fed in branches, if the runner can run them."""
+        end."""
 
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
         """Return a runner for rows that come and go, at most `rows` at once, with an empty cache of `pages` pages of

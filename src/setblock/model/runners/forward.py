@@ -175,18 +175,16 @@ class PaddedRunner(Runner):
         *,
         rows: int,
         capacity: int,
-        branched: int = 0,
         compiled: CompiledModel | None = None,
     ) -> None:
-        """Make an empty cache for `rows` rows of at most `capacity` positions and at most `branched` tokens in branches. A
-        compiled model runs no branches."""
+        """Make an empty cache for `rows` rows of at most `capacity` positions."""
         self._model, self._compiled = model, compiled
         # Reading attributes of a model or its config is slow, so each is read once
         config, device = model.config.get_text_config(), model.device
         self._attention = GroupedAttention(model)
         make_batch_invariant(model)
         if compiled is None:
-            self.branched, capacity = branched, self._attention.whole_chunks(capacity + branched)
+            capacity = self._attention.whole_chunks(capacity)
         else:
             capacity = self._attention.whole_chunks(fixed_capacity(capacity))
             self.fixed_keys, self.compiled = capacity, compiled.function
@@ -209,12 +207,13 @@ class PaddedRunner(Runner):
 
     def _logits(self, inputs: ModelInput) -> Tensor:
         rows, queries = inputs.tokens.shape
-        seen = inputs.plan.visible + inputs.plan.branched
-        visible = min(self._attention.whole_chunks(seen), self.cache.capacity)
+        visible = min(self._attention.whole_chunks(inputs.plan.visible), self.cache.capacity)
         everyone = inputs.plan.has_all
         self.cache.write_to(
             rows=None if everyone else inputs.plan.rows,
-            slots=inputs.slots if inputs.plan.is_full else inputs.slots.where(inputs.is_real, self.cache.capacity),
+            slots=inputs.positions
+            if inputs.plan.is_full
+            else inputs.positions.where(inputs.is_real, self.cache.capacity),
             visible=visible,
         )
         outputs = inputs.outputs  # [A, m]
@@ -246,10 +245,10 @@ class PaddedRunner(Runner):
         """Return the mask of a pass; None if each token sees all `visible` positions and the attention takes None for that."""
         if inputs.plan.sees_all and not self._attention.needs_masks:
             return None
-        (rows, queries), limits, besides = inputs.tokens.shape, inputs.limits, inputs.branch_slots
+        (rows, queries), limits = inputs.tokens.shape, inputs.limits
 
         def realise(window: int | None) -> Tensor | BlockMask:
-            mask_mod = decode_mask(position_ids=inputs.positions, limits=limits, window=window, besides=besides)
+            mask_mod = decode_mask(position_ids=inputs.positions, limits=limits, window=window)
             mask = self._form.realised(mask_mod, batch=rows, queries=queries, keys=visible)
             return self._attention.mask(mask, queries=queries)
 

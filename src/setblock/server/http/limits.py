@@ -8,8 +8,8 @@ from setblock.decoding.settings.table import available
 from setblock.errors import ParameterError
 
 AVAILABLE = available(
-    # The engine feeds no branches, and its scheduler has a limit; the others have OpenAI's words
-    but_not=("branches", "prefill_chunk", "structure", "logprobs"),
+    # The engine's scheduler has a limit of its own; the others have OpenAI's words
+    but_not=("prefill_chunk", "structure", "logprobs"),
     names={"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"},
 )
 MOST = {"block_size": 64, "prompt_lookup": 64}  # of settings that have no limit in the library
