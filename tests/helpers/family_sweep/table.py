@@ -1,6 +1,6 @@
 """The table of families in `docs/versions.md`, made of the results of all runs.
 
-`python tests/every_family.py` writes it anew.
+`python tests/helpers/every_family.py` writes it anew.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 from family_sweep.cases import cases
 from family_sweep.outcome import Outcome
 
-RESULTS = Path(__file__).parents[1] / "families" / "results.jsonl"
+RESULTS = Path(__file__).parents[2] / "families" / "results.jsonl"
 
-PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
+PAGE = Path(__file__).parents[3] / "docs" / "versions.md"
 
 
 def write_results(outcomes: Sequence[Outcome]) -> None:
