@@ -18,7 +18,8 @@ from families import tiny_sbd
 from setblock import DecodingSettings, EntropyBounded, SetBlockError
 from setblock.decoding.answer.generation import FinishReason
 from setblock.decoding.answer.tool_calls import AnswerReader
-from setblock.structure.calls import CallForm, Calls, call_form
+from setblock.structure.call_form import CallForm, call_form
+from setblock.structure.call_grammar import Calls
 from setblock.structure.compiled import grammars_of
 from structure.templates import AS_TEXT, HERMES, SHAPES, THINKS, shaped, with_tokens
 

@@ -22,7 +22,7 @@ from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
 from setblock.server.tokenizer_pool import TokenizerPool
 from setblock.server.worker import EngineStopped, OutputQueue, Worker
-from setblock.structure.calls import Calls
+from setblock.structure.call_grammar import Calls
 
 
 @dataclass(frozen=True)

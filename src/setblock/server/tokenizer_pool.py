@@ -21,7 +21,8 @@ from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.errors import SetBlockError
 from setblock.server.api.token_texts import TokenTexts
 from setblock.server.http.errors import bad_request
-from setblock.structure.calls import CallForm, Calls, call_form
+from setblock.structure.call_form import CallForm, call_form
+from setblock.structure.call_grammar import Calls
 from setblock.structure.compiled import Compiled, grammars_of
 from setblock.structure.kinds import JsonObject, Structure
 

@@ -10,7 +10,7 @@ from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.engine.request import Progress
 from setblock.server.api.token_texts import TokenTexts
-from setblock.structure.calls import Piece
+from setblock.structure.call_reader import Piece
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 

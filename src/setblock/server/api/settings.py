@@ -13,7 +13,8 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.server.api.protocol import ChatBody, DecodingBody, NamedTool
 from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import AVAILABLE, MOST
-from setblock.structure.calls import CallForm, Calls
+from setblock.structure.call_form import CallForm
+from setblock.structure.call_grammar import Calls
 from setblock.structure.kinds import WORDS, JsonSchema, Structure, close, structure_of
 
 
