@@ -201,8 +201,11 @@ def test_one_of_two_processes_has_a_signal(run, recipe, tmp_path):
         outcome = run("train", recipe)
         print(outcome.code, outcome.stderr)
 
-    told = "setblock: stopped and saved; run the same command again to resume from step 2"
-    assert [text.split(maxsplit=1) for text in in_processes(2, stopped, tmp_path)] == [["143", f"{told}\n\n"], ["143"]]
+    message = "setblock: stopped and saved; run the same command again to resume from step 2"
+    assert [text.split(maxsplit=1) for text in in_processes(2, stopped, tmp_path)] == [
+        ["143", f"{message}\n\n"],
+        ["143"],
+    ]
     assert not (tmp_path / "model" / "config.json").exists()
     in_processes(2, lambda: run("train", recipe), tmp_path)
     _assert_same_weights(tmp_path / "model", tmp_path / "whole")

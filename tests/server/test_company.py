@@ -31,7 +31,7 @@ SAME = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A request, and whether its answer is streamed."""
 
     prompt: str
@@ -73,14 +73,14 @@ def exact_live(trained_tokenizer: PreTrainedTokenizerBase) -> Iterator[Live]:
         yield running
 
 
-def drawn(rng: random.Random, tokenizer: PreTrainedTokenizerBase) -> Asked:
+def drawn(rng: random.Random, tokenizer: PreTrainedTokenizerBase) -> Question:
     settings = drawn_settings(rng, tokenizer)
     if type(settings.sampler) not in SAMPLERS.values():  # a client can only name samplers
         settings = replace(settings, sampler=OTHERS[0])
-    return Asked(rng.choice(TEXTS)[: rng.randint(1, 60)] + ".", settings, rng.random() < 0.4)
+    return Question(rng.choice(TEXTS)[: rng.randint(1, 60)] + ".", settings, rng.random() < 0.4)
 
 
-def answered(live: Live, requested: Asked) -> Answered:
+def answered(live: Live, requested: Question) -> Answered:
     reply = live.post("/v1/completions", **requested.body)
     assert reply.status_code == 200, reply.text
     if not requested.stream:

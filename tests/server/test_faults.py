@@ -261,7 +261,7 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(served_model)
         assert not live.thread.is_alive()
 
 
-def test_what_does_not_finish_in_time_is_told(served_model):
+def test_what_does_not_finish_in_time_is_reported(served_model):
     with serving(served_model, limits=ServerLimits(drain_seconds=0.05)) as live:
         got = []
         reader = threading.Thread(target=lambda: got.append(live.chat(**LONG)))
@@ -342,9 +342,9 @@ def test_other_host_names_are_refused(live):
         response = live.client.get("/v1/models", headers={"host": host})
         assert response.status_code == status
         if status == 400:
-            told = f"this server does not answer to the host name {host!r}: --allowed-host allows it"
+            message = f"this server does not answer to the host name {host!r}: --allowed-host allows it"
             assert error_of(response) == {
-                "message": told, "type": "invalid_request_error", "param": None, "code": "invalid_host",
+                "message": message, "type": "invalid_request_error", "param": None, "code": "invalid_host",
             }  # fmt: skip
 
 
@@ -504,7 +504,7 @@ def test_all_that_is_logged_is_json(capfd):
 
 
 @pytest.mark.parametrize("logs_text", [False, True])
-def test_logs_hold_text_only_where_asked(served_model, logs_text):
+def test_logs_hold_text_only_where_requested(served_model, logs_text):
     with logged() as lines, serving(served_model, logs_text=logs_text) as live:
         reply = live.chat("a secret of Tom's", max_tokens=20)
     (line,) = of_chats(lines)

@@ -198,7 +198,7 @@ def begins_call(form: CallForm, text: str) -> bool:
 @pytest.mark.parametrize("name", SHAPES)
 @OFTEN
 @given(lead=TEXT, calls=st.lists(ARGUMENTS, min_size=1, max_size=3), steps=STEPS, parallel=st.booleans())
-def test_calls_are_told_from_text_however_they_come(
+def test_calls_are_distinguished_from_text_however_they_come(
     name: str, lead: str, calls: list[tuple[str, str]], steps: list[int], parallel: bool, shape_of: Any
 ) -> None:
     """What the grammar takes is read as it was written, whatever pieces it comes in."""

@@ -164,16 +164,16 @@ def _closing(template: str, template_with_tools: str, named: _Named, special: re
         ([USER, assistant(_TEXT), USER], None, _TEXT, template),
         ([USER, call, RESULT], TOOLS, VALUE, template_with_tools),
     ):
-        rests = []
+        endings = []
         for length in (2, 3):
             with suppress(SetBlockError):  # it may refuse such a chat
                 _, is_there, rest = _written(of, named, messages[:length], tools, prompt=False).text.rpartition(last)
-                rests += [rest] if is_there else []
+                endings += [rest] if is_there else []
         # A token behind only the last turn closes the chat; one behind only an earlier turn begins the next turn
-        shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*rests, strict=False)))
+        shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*endings, strict=False)))
         closing = [match[0] for match in special.finditer(shared)][-1:]
-        closing = closing or [match[0] for rest in rests[:1] for match in special.finditer(rest)][:1]
-        if not any(each in rest for rest in rests[:1] for each in found):
+        closing = closing or [match[0] for rest in endings[:1] for match in special.finditer(rest)][:1]
+        if not any(each in rest for rest in endings[:1] for each in found):
             found += closing
     return tuple(found)
 

@@ -39,12 +39,12 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> str:
     limited = [each["name"] for each in of["right"] if "limits" in each]
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in of["refused"]:
-        reasons[next(told for part, told in REASONS.items() if part in each["reason"])].append(each["name"])
+        reasons[next(reason for part, reason in REASONS.items() if part in each["reason"])].append(each["name"])
     rows = [
         ("right", len(of["right"]), ", ".join(each["name"] for each in of["right"])),
         ("right up to a length", len(limited), ", ".join(limited)),
         ("right, but not in the engine", len(engineless), ", ".join(engineless)),
-        *((f"refused: {told}", len(names), ", ".join(names)) for told, names in sorted(reasons.items())),
+        *((f"refused: {reason}", len(names), ", ".join(names)) for reason, names in sorted(reasons.items())),
         (
             "not covered: no tiny model can be made",
             len(of["not covered"]),
