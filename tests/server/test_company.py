@@ -21,8 +21,6 @@ from setblock import DecodingSettings, Generation, generate_batch
 from setblock.decoding.samplers import SAMPLERS
 from setblock.decoding.samplers.named import name_of, options_of
 
-pytestmark = pytest.mark.usefixtures("longest_drafts")
-
 REQUESTS = {1: 20, 2: 40, 4: 80, 8: 100, 16: 120, 32: 80}  # at a time: how many
 SAME = (
     "method", "block_size", "prompt_lookup", "drafts", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
