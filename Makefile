@@ -60,7 +60,7 @@ coverage: $(READY) ## run the tests and write which lines they reach into covera
 
 test-families: $(READY) ## try every family of the installed Transformers, and write the table of models (half an hour)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m families tests/families
-	@$(BIN)/python tests/every_family.py
+	@$(BIN)/python tests/helpers/every_family.py
 
 format: $(READY) ## check the formatting (to change it: ruff format)
 	@$(BIN)/ruff format --check

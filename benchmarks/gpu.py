@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             started = time.monotonic()
             try:
                 done[name] = piece()
-            except Exception as error:  # the other pieces are worth having; this one is told of, and tried again
+            except Exception as error:  # the other pieces are worth having; this one is reported, and tried again
                 traceback.print_exc()
                 done[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
             failed += not done[name].get("passed", "error" not in done[name])

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sbd = random_model(SIZES[options.size], dtype=dtype, block_size=options.block_size)
     hardware = roofline_hardware(dtype, quick=options.quick)
     results |= {"size": options.size, "dtype": options.dtype, "parameters": sbd.num_parameters}
-    results |= {"block_size": options.block_size, "roofline": told(hardware)}
+    results |= {"block_size": options.block_size, "roofline": hardware_json(hardware)}
     cells = resumed(results, options, kept="cells")
     for kv_length in options.kv_lengths:
         for batch in options.batches:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     finish(results, options)
 
 
-def told(hardware: Hardware) -> dict[str, Any]:
+def hardware_json(hardware: Hardware) -> dict[str, Any]:
     """Return the machine's figures, for the file."""
     return {"name": hardware.name, "bandwidth": hardware.bandwidth, "peaks": dict(hardware.peaks)}
 

@@ -196,7 +196,7 @@ def test_half_an_hour_is_spent_on_training_first(
     assert last_line(capsys.readouterr().out)["stages"]["recipe"] == pieces, "nothing is done twice"
 
 
-def test_a_piece_that_fails_is_told_of_and_tried_again(
+def test_a_piece_that_fails_is_reported_and_tried_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pieces(options: object) -> object:
@@ -247,13 +247,13 @@ def test_llama_cpp_writes_what_transformers_writes(build: str, drafted: bool, sb
         assert contender.decode(prompt).token_ids == written.token_ids
 
 
-def test_forced_passes_are_as_many_as_asked_for(sbd: SBDModel) -> None:
+def test_forced_passes_are_as_many_as_requested(sbd: SBDModel) -> None:
     for count in (1, 3, 8):
         settings = DecodingSettings(method="sbd", sampler=FixedCount(count), block_size=8, max_new_tokens=32)
         assert ours("ours", sbd, settings).decode([5, 6, 7]).passes == 4 * -(-8 // count)
 
 
-def test_synchronisations_are_counted_where_they_are_asked_for() -> None:
+def test_synchronisations_are_counted_where_they_are_requested() -> None:
     with Synchronisations() as waits:
         x = torch.arange(4.0)
         y = (x + 1).cumsum(0).masked_fill(x > 2, 0)

@@ -31,7 +31,7 @@ def test_a_file_that_can_not_be_written_is_named_and_stays_as_it_was(
     assert path.read_text() == "new"
 
 
-def test_of_many_files_one_reason_is_told(tmp_path: Path) -> None:
+def test_of_many_files_one_reason_is_reported(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a", "b"):

@@ -194,25 +194,3 @@ def run_program(program: str, names: dict[str, object], stack: contextlib.ExitSt
         live = stack.enter_context(serving(load(device="cpu"), name=name[1] if name else "word-problems"))
         program = program.replace("http://127.0.0.1:8000", live.url)
     exec(compile(program, "guide", "exec"), names)
-
-
-def test_every_reason_has_a_command() -> None:
-    commands = [command for path in GUIDES for block in blocks(path) for command in block.commands]
-    assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, command) for command in commands)] == []
-    assert set(PROGRAMS_NOT_RUN) <= {path.name for path in GUIDES}
-
-
-def test_every_block_says_what_it_is() -> None:
-    known = {"bash", "python", "text", "yaml", "toml", "json"}
-    for path in GUIDES:
-        for block in blocks(path):
-            assert block.language in known, f"{path.name}:{block.line}"
-            assert block.language == "bash" or not re.search(r"^(setblock|pip|python) ", block.content, re.MULTILINE), (
-                path
-            )
-
-
-def test_only_a_command_that_is_not_run_has_a_reason() -> None:
-    assert reason_not_to_run("setblock generate 'x'") is None
-    assert reason_not_to_run("vllm serve MODEL") is not None
-    assert shortened("setblock evaluate --limit 500") == "setblock evaluate --limit 2 --max-new-tokens 8"

@@ -75,15 +75,6 @@ def test_every_import_is_declared():
     assert declared - read_or_run <= names.keys(), "declared, and imported nowhere"
 
 
-def test_the_makefile_and_ci_install_all_that_tests_need():
-    extras = f"[{','.join(sorted(TESTED))}]"
-    for path in ("Makefile", ".github/workflows/checks.yml", ".github/workflows/nightly.yml"):
-        text = (ROOT / path).read_text()
-        assert extras in text, path
-        assert "--group dev" in text, path
-    assert {"dev", "docs", "bench", "clients"} == TOML["dependency-groups"].keys()
-
-
 WITHOUT = """
 import sys
 
@@ -158,11 +149,3 @@ def test_a_source_tree_that_was_never_installed_names_the_index(monkeypatch):
 
     monkeypatch.setattr("setblock.errors.distribution", missing)
     assert install_command("serve") == "pip install 'setblock[serve]'"
-
-
-def test_pages_install_from_a_clone():
-    """As long as no index has the package."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").glob("*.yaml")]
-    assert [page.name for page in pages if re.search(r"pip\s+install '?setblock", page.read_text())] == []
-    code = [*(ROOT / "src").rglob("*.py"), *(ROOT / "src").rglob("*.jinja")]
-    assert [path.name for path in code if re.search(r"pip install \S*setblock", path.read_text())] == []

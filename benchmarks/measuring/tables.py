@@ -129,8 +129,8 @@ def ends(cells: Json) -> str:
             name: max((batch for batch, gain in zip(line["x"], line[name], strict=True) if gain > 1), default=None)
             for name in ("measured", "roofline")
         }
-        told = ", ".join(f"{name}: {batch or 'none'}" for name, batch in gains.items())
-        lines.append(f"- {label}: {told}")
+        batches = ", ".join(f"{name}: {batch or 'none'}" for name, batch in gains.items())
+        lines.append(f"- {label}: {batches}")
     return "The largest batch tried at which blocks are faster, in the median:\n\n" + "\n".join(lines)
 
 

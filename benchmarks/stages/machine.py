@@ -20,8 +20,8 @@ def machine_pieces(options: argparse.Namespace) -> Pieces:
         taken = roofline_hardware(dtype, quick=options.quick)
         reached = taken if options.quick else measured_hardware(dtype, device=DEVICE, seconds=1)
         return {
-            "reached": growth.told(reached),
-            "roofline": growth.told(taken),
+            "reached": growth.hardware_json(reached),
+            "roofline": growth.hardware_json(taken),
             "memory": reached.memory,
             "capability": torch.cuda.get_device_capability() if DEVICE.type == "cuda" else None,
             "cuda": torch.version.cuda,

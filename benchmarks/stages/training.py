@@ -148,6 +148,6 @@ def recipe_decoded(recipe: Path, gamma: float, options: argparse.Namespace) -> d
 
 
 def _same_tokens(mine: list[int], other: list[int]) -> int:
-    """Return how many tokens two answers begin with alike."""
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, other, strict=False))
-    return sum(1 for _ in alike)
+    """Return how many tokens two answers have in common before the first that differs."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(mine, other, strict=False))
+    return sum(1 for _ in same)

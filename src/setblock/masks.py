@@ -1,6 +1,4 @@
-"""Define every attention mask of Set Block Decoding, as a `mask_mod` function for training and one for decoding.
-
-Knows positions, documents and blocks. Knows nothing of models, caches or text.
+"""The attention masks of Set Block Decoding: a `mask_mod` function for training and one for decoding.
 
 A `mask_mod` takes four integer tensors that broadcast together, (batch, head, query index, key index), and returns True
 where the query may attend the key: FlexAttention's convention. `to_dense` evaluates one to a boolean tensor,

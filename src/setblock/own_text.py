@@ -26,7 +26,9 @@ from setblock.errors import SetBlockError, prefixed
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.json_lines import PartFile, read_json
 from setblock.model.sbd_model import SBDModel
-from setblock.structure.calls import CallForm, Calls, Piece, call_form
+from setblock.structure.call_form import CallForm, call_form
+from setblock.structure.call_grammar import Calls
+from setblock.structure.call_reader import Piece
 from setblock.structure.compiled import grammars_of
 
 

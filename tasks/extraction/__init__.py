@@ -17,8 +17,8 @@ import yaml
 
 from setblock.data.tasks.task import ChatExample, Split, Task, Verdict
 
-from .asking import asked_fields, question, record_of
-from .asks import asked_in_any_way
+from .asking import question, record_of, requested_fields
+from .asks import request_in_any_wording
 from .kinds import Kind, Wording, kinds, other_kinds
 from .locales import TEST_LOCALE, locales
 from .records import Record, is_right, record_in, right_fields, written
@@ -82,11 +82,11 @@ def _write(
 ) -> Extraction | None:
     values = Values(locale, split, rng)
     message = Writer(kind, values, rng).write(wording)
-    fields = asked_fields(kind, message, wording, rng)
+    fields = requested_fields(kind, message, wording, rng)
     if fields is None or not values.names:
         return None
     if any_ask:
-        requested, record = asked_in_any_way(message, fields, split, rng)
+        requested, record = request_in_any_wording(message, fields, split, rng)
     else:
         requested, record = question(message, fields), record_of(fields, message)
     return Extraction(requested, written(record), values.names[0], record, wording.name, locale)

@@ -17,7 +17,7 @@ FEWEST_TOKENS, MOST_TOKENS = 50, 185  # of an answer, as `tokens_about` counts t
 _FORMS = {"date": "Dates: YYYY-MM-DD.", "time": "Times: HH:MM.", "goods": "Goods: name, quantity, unit_price."}
 
 
-def asked_fields(kind: Kind, message: WrittenMessage, wording: Wording, rng: random.Random) -> list[Field] | None:
+def requested_fields(kind: Kind, message: WrittenMessage, wording: Wording, rng: random.Random) -> list[Field] | None:
     """Return the fields to ask for, in the order of the kind: some that the message has, a few that it does not.
 
     None where no choice of them makes an answer of fair length.
@@ -29,10 +29,10 @@ def asked_fields(kind: Kind, message: WrittenMessage, wording: Wording, rng: ran
         and field.name not in wording.unclear
         and (field.name not in message.partly or field.name in message.shown)
     ]
-    told = [field for field in askable if field.name in message.shown]
+    stated = [field for field in askable if field.name in message.shown]
     missing = [field for field in askable if field.name not in message.shown]
-    rng.shuffle(told)
-    chosen = told + rng.sample(missing, min(len(missing), rng.choice((0, 1, 1, 2))))
+    rng.shuffle(stated)
+    chosen = stated + rng.sample(missing, min(len(missing), rng.choice((0, 1, 1, 2))))
     while len(chosen) > 2:
         length = tokens_about(written(record_of(chosen, message)))
         if length <= MOST_TOKENS:

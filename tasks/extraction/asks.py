@@ -30,7 +30,7 @@ _TYPES = {
 }
 
 
-def asked_in_any_way(
+def request_in_any_wording(
     message: WrittenMessage, fields: Sequence[Field], split: Split, rng: random.Random
 ) -> tuple[str, Record]:
     """Return what a user writes, and the record that answers it. Words, and names of keys, that are under `test` are of

@@ -2,7 +2,7 @@
 
 Knows the files' form. Knows nothing of values, or of how a wording becomes a message.
 
-A file begins with a line for each field, `name = type what-is-told | key`. One without a key is never asked for. After the
+A file begins with a line for each field, `name = type options | key`. One without a key is never asked for. After the
 key come its other names, if `keys.txt` does not have them.
 Then come the wordings, each after a line `=== split`, which may name the flags `typos` and `lower`, and `-field` for each field
 that its messages leave open in a way that two readers would fill in differently.
@@ -37,14 +37,14 @@ class Field:
     Attributes:
         name: in wordings.
         type: a type of `values.py`.
-        told: what its type needs to know.
+        options: how its values are drawn, such as `3..25` of a date.
         key: its name in a record; empty where it is never asked for.
         other_keys: what else a person could ask for it by.
     """
 
     name: str
     type: str
-    told: str
+    options: str
     key: str
     other_keys: tuple[str, ...] = ()
 
@@ -102,11 +102,11 @@ def _kind(name: str, text: str) -> Kind:
 
 
 def _field(line: str) -> Field:
-    name, told = line.split(" = ", 1)
-    told, _, keys = told.partition(" | ")
-    type_, _, told = told.partition(" ")
+    name, options = line.split(" = ", 1)
+    options, _, keys = options.partition(" | ")
+    type_, _, options = options.partition(" ")
     key, *others = keys.split(", ")
-    return Field(name, type_, told, key, tuple(others))
+    return Field(name, type_, options, key, tuple(others))
 
 
 def _wordings(kind: str, parts: list[str]) -> Iterator[Wording]:

@@ -68,15 +68,15 @@ class Values:
         self.names: list[str] = []
         self._taken: set[str] = set()
 
-    def draw(self, type_: str, told: str, other: Callable[[str], Value]) -> Value:
+    def draw(self, type_: str, options: str, other: Callable[[str], Value]) -> Value:
         """Return a value.
 
         Args:
             type_: the method that draws it.
-            told: what a kind's file says of it, such as `3..25` of a date.
+            options: its options in the kind's file, such as `3..25` of a date.
             other: gives the value of another field of the same message.
         """
-        value: Value = getattr(self, f"_{type_}")(told, other)
+        value: Value = getattr(self, f"_{type_}")(options, other)
         return value
 
     def person(self) -> str:
@@ -95,76 +95,76 @@ class Values:
     def _is_ours(self, name: str) -> bool:
         return split_of(name) == self.split
 
-    def _person(self, told: str, other: Callable[[str], Value]) -> str:
+    def _person(self, options: str, other: Callable[[str], Value]) -> str:
         return self.person()
 
-    def _people(self, told: str, other: Callable[[str], Value]) -> list[str]:
-        return [self.person() for _ in range(self._between(told))]
+    def _people(self, options: str, other: Callable[[str], Value]) -> list[str]:
+        return [self.person() for _ in range(self._between(options))]
 
-    def _company(self, told: str, other: Callable[[str], Value]) -> str:
+    def _company(self, options: str, other: Callable[[str], Value]) -> str:
         while not self._is_ours(name := _one_line(self.faker.company())) or name in self._taken:
             pass
         self._taken.add(name)
         self.names.append(name)
         return name
 
-    def _city(self, told: str, other: Callable[[str], Value]) -> str:
+    def _city(self, options: str, other: Callable[[str], Value]) -> str:
         return _one_line(self.faker.city())
 
-    def _address(self, told: str, other: Callable[[str], Value]) -> str:
+    def _address(self, options: str, other: Callable[[str], Value]) -> str:
         street, place = _one_line(self.faker.street_address()), _one_line(self.faker.city())
         code = _one_line(self.faker.postcode())
         first = self.locale.domain in ("com", "co.uk", "ie", "com.br")
         return f"{street}, {place} {code}" if first else f"{street}, {code} {place}"
 
-    def _phone(self, told: str, other: Callable[[str], Value]) -> str:
+    def _phone(self, options: str, other: Callable[[str], Value]) -> str:
         return self._filled(self.rng.choice(self.locale.phones))
 
-    def _email(self, told: str, other: Callable[[str], Value]) -> str:
-        first, _, last = other(told).rpartition(" ")
+    def _email(self, options: str, other: Callable[[str], Value]) -> str:
+        first, _, last = other(options).rpartition(" ")
         local = self.rng.choice((f"{slug(first)}.{slug(last)}", f"{slug(first)[:1]}.{slug(last)}", slug(last)))
         domain = self.rng.choice(
             (f"{slug(self.faker.last_name())}.{self.locale.domain}", "mail.example", "post.example")
         )
         return f"{local}@{domain}"
 
-    def _site(self, told: str, other: Callable[[str], Value]) -> str:
-        return f"{self.rng.choice(('www.', 'https://', ''))}{slug(other(told))[:18]}.{self.locale.domain}"
+    def _site(self, options: str, other: Callable[[str], Value]) -> str:
+        return f"{self.rng.choice(('www.', 'https://', ''))}{slug(other(options))[:18]}.{self.locale.domain}"
 
-    def _iban(self, told: str, other: Callable[[str], Value]) -> str:
+    def _iban(self, options: str, other: Callable[[str], Value]) -> str:
         iban: str = self.faker.iban()
         return " ".join(re.findall(".{1,4}", iban)) if self.rng.random() < 0.5 else iban
 
-    def _currency(self, told: str, other: Callable[[str], Value]) -> str:
+    def _currency(self, options: str, other: Callable[[str], Value]) -> str:
         return self.locale.currency
 
-    def _code(self, told: str, other: Callable[[str], Value]) -> str:
-        return self._filled(self.rng.choice([each.strip() for each in told.split(";")]))
+    def _code(self, options: str, other: Callable[[str], Value]) -> str:
+        return self._filled(self.rng.choice([each.strip() for each in options.split(";")]))
 
     def _filled(self, pattern: str) -> str:
         drawn = {"#": "0123456789", "@": "ABCDEFGHJKLMNPRSTUVWXYZ"}
         text = "".join(self.rng.choice(drawn[each]) if each in drawn else each for each in pattern)
         return text if pattern[0] != "#" or text[0] != "0" else f"4{text[1:]}"
 
-    def _choice(self, told: str, other: Callable[[str], Value]) -> str:
-        left = [each for each in map(str.strip, told.split(";")) if each not in self._taken]
+    def _choice(self, options: str, other: Callable[[str], Value]) -> str:
+        left = [each for each in map(str.strip, options.split(";")) if each not in self._taken]
         chosen = self.rng.choice(left)
         self._taken.add(chosen)
         return chosen
 
-    def _several(self, told: str, other: Callable[[str], Value]) -> list[str]:
-        return self.rng.sample([each.strip() for each in told.split(";")], self.rng.randint(2, 4))
+    def _several(self, options: str, other: Callable[[str], Value]) -> list[str]:
+        return self.rng.sample([each.strip() for each in options.split(";")], self.rng.randint(2, 4))
 
-    def _goods(self, told: str, other: Callable[[str], Value]) -> list[dict[str, Value]]:
+    def _goods(self, options: str, other: Callable[[str], Value]) -> list[dict[str, Value]]:
         goods = self.rng.sample(_goods(), self.rng.choice((1, 2, 2, 3)))
         counts = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24, 25, 30, 40, 50, 100)
         return [{"name": each, "quantity": self.rng.choice(counts), "price": self.money(2, 160)} for each in goods]
 
-    def _sum(self, told: str, other: Callable[[str], Value]) -> float:
-        return round(float(sum(each["quantity"] * each["price"] for each in other(told))), 2)
+    def _sum(self, options: str, other: Callable[[str], Value]) -> float:
+        return round(float(sum(each["quantity"] * each["price"] for each in other(options))), 2)
 
-    def _amount(self, told: str, other: Callable[[str], Value]) -> float:
-        range_, _, step = told.partition(" step ")
+    def _amount(self, options: str, other: Callable[[str], Value]) -> float:
+        range_, _, step = options.partition(" step ")
         low, high = map(int, range_.split(".."))
         return float(self.rng.randrange(low, high + 1, int(step))) if step else self.money(low, high)
 
@@ -174,39 +174,39 @@ class Values:
         cents = self.rng.choice((0, 0, 0, 50, 90, 99, 95, *[self.rng.randrange(100)] * 5))
         return round(int(value) + cents / 100, 2)
 
-    def _share(self, told: str, other: Callable[[str], Value]) -> float:
-        return round(float(other(told)) * self.rng.choice((0.05, 0.07, 0.19, 0.2, 0.21, 0.22, 0.25)), 2)
+    def _share(self, options: str, other: Callable[[str], Value]) -> float:
+        return round(float(other(options)) * self.rng.choice((0.05, 0.07, 0.19, 0.2, 0.21, 0.22, 0.25)), 2)
 
-    def _plus(self, told: str, other: Callable[[str], Value]) -> float:
-        return round(float(sum(other(each) for each in told.split())), 2)
+    def _plus(self, options: str, other: Callable[[str], Value]) -> float:
+        return round(float(sum(other(each) for each in options.split())), 2)
 
-    def _decimal(self, told: str, other: Callable[[str], Value]) -> float:
-        low, high = map(float, told.split(".."))
+    def _decimal(self, options: str, other: Callable[[str], Value]) -> float:
+        low, high = map(float, options.split(".."))
         return round(self.rng.uniform(low, high), 1)
 
-    def _number(self, told: str, other: Callable[[str], Value]) -> int:
-        return self._between(told)
+    def _number(self, options: str, other: Callable[[str], Value]) -> int:
+        return self._between(options)
 
     _quantity = _number
 
-    def _between(self, told: str) -> int:
-        range_, _, step = told.partition(" step ")
+    def _between(self, options: str) -> int:
+        range_, _, step = options.partition(" step ")
         low, high = map(int, range_.split(".."))
         return self.rng.randrange(low, high + 1, int(step or 1))
 
-    def _between_dates(self, told: str, other: Callable[[str], Value]) -> int:
-        first, last = map(other, told.split())
+    def _between_dates(self, options: str, other: Callable[[str], Value]) -> int:
+        first, last = map(other, options.split())
         return int((last - first).days)
 
-    def _flag(self, told: str, other: Callable[[str], Value]) -> bool:
+    def _flag(self, options: str, other: Callable[[str], Value]) -> bool:
         return self.rng.random() < 0.5
 
-    def _date(self, told: str, other: Callable[[str], Value]) -> date:
-        range_, _, after = told.partition(" after ")
+    def _date(self, options: str, other: Callable[[str], Value]) -> date:
+        range_, _, after = options.partition(" after ")
         return (other(after) if after else self.today) + timedelta(days=self._between(range_))
 
-    def _time(self, told: str, other: Callable[[str], Value]) -> time:
-        range_, _, after = told.partition(" after ")
+    def _time(self, options: str, other: Callable[[str], Value]) -> time:
+        range_, _, after = options.partition(" after ")
         low, high = map(int, range_.split(".."))
         minutes = self.rng.randrange(low * 60, high * 60 + 1, self.rng.choice((60, 30, 30, 15, 5)))
         if not after:

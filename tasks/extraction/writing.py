@@ -67,7 +67,7 @@ class Writer:
         """Return the value of a field, which is drawn when it is first asked for."""
         if name not in self._drawn:
             field = self.kind.fields[name]
-            self._drawn[name] = self.values.draw(field.type, field.told, self.value)
+            self._drawn[name] = self.values.draw(field.type, field.options, self.value)
         return self._drawn[name]
 
     def write(self, wording: Wording) -> WrittenMessage:

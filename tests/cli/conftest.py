@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from typer.testing import CliRunner
 
-from families import tiny_model, tiny_sbd
+from families import SMALLEST_LLAMA, tiny_model, tiny_sbd
 from setblock.cli.app import app
 from setblock.model.sbd_model import SBDModel
 
@@ -88,3 +91,55 @@ def chat_folder(copied: Path) -> Path:
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a: {% endif %}"
     )
     return copied
+
+
+def _write_recipe(folder: Path) -> Path:
+    content = {  # 12 documents, 2 batches of 2 a step: 3 steps an epoch
+        "model": {
+            "config": SMALLEST_LLAMA,
+            "vocab_size": 300,
+        },
+        "data": {
+            "source": "word-problems",
+            "documents": 12,
+            "evaluation": {"split": "validation", "documents": 2},
+        },
+        "training": {
+            "output_dir": str(folder / "model"),
+            "logit_shift": True,
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+            "learning_rate": 1e-2,
+            "use_cpu": True,
+            "save_steps": 2,
+            "save_total_limit": 2,
+            "report_to": "none",
+        },
+    }
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe of two epochs in float32; its output folder is `tmp_path / "model"`."""
+    return _write_recipe(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the recipe that nothing stopped. Read only."""
+    folder = tmp_path_factory.mktemp("whole")
+    outcome = run_app("train", _write_recipe(folder))
+    assert outcome.code == 0
+    assert f"saved to {folder / 'model'} after 0 min " in outcome.stdout
+    return folder / "model"
+
+
+def assert_same_weights(ours: Path, theirs: Path) -> None:
+    found, expected = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    assert found.keys() == expected.keys()
+    for name, weights in expected.items():
+        assert torch.equal(weights, found[name]), name

@@ -63,12 +63,12 @@ def test_what_is_found_is_written_and_used(run, copied, sweep_file):
     # Exact mode stays the default. The command line says what it uses; an explicit option wins, without a word
     quick = ("A prompt.", "--model", copied, "--max-new-tokens", 4, "--json")
     assert "calibrated for sums: method exact, " in run("generate", *quick).message
-    told = run("generate", *quick, "--method", "sbd")
+    outcome = run("generate", *quick, "--method", "sbd")
     line = (
         "setblock: calibrated for sums: method sbd, entropy-bounded (gamma 0.3, proxy entropy), block size 8 "
         "(at most 5 points of accuracy lost, 95% confidence)"
     )
-    assert told.message == line
+    assert outcome.message == line
     assert "method exact, " in run("generate", *quick, "--method", "exact").message
     for options in (("--gamma", 0.5), ("--block-size", 4), ("--method", "ntp"), ("--sampler", "factor")):
         assert run("generate", *quick, *options).stderr == ""
@@ -166,8 +166,8 @@ def test_prompts_of_a_file(run, sbd_folder, tmp_path):
     assert json.loads(outcome.stdout)["domain"] == "chats"
     assert "has no right answers" in run("calibrate", "--model", sbd_folder, "--input", path, *quick).message
     path.write_text('{"prompt": "Hi"}\n{"text": "Hi"}\n')
-    told = run("calibrate", "--model", sbd_folder, "--input", path, "--tolerance", "tokens=90", *quick)
-    assert "line 2 must have either prompt or messages, not text" in told.message
+    outcome = run("calibrate", "--model", sbd_folder, "--input", path, "--tolerance", "tokens=90", *quick)
+    assert "line 2 must have either prompt or messages, not text" in outcome.message
 
 
 @pytest.mark.parametrize(

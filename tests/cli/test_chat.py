@@ -52,11 +52,11 @@ def test_each_message_is_answered_in_the_light_of_all_before(run, chat_folder, a
 def test_passes_saved_are_those_that_plain_decoding_takes_more(run, chat_folder, answer):
     plain = answer(message("user", "Tom has 5 pens."))
     for method in ("exact", "ntp"):
-        told = run("chat", "--model", chat_folder, "--method", method, *SHORT, stdin="Tom has 5 pens.").message
-        tokens, forwards = map(int, re.match(r"(\d+) tokens?.*?, (\d+) forwards?: ", told).groups())
+        messages = run("chat", "--model", chat_folder, "--method", method, *SHORT, stdin="Tom has 5 pens.").message
+        tokens, forwards = map(int, re.match(r"(\d+) tokens?.*?, (\d+) forwards?: ", messages).groups())
         assert tokens == plain.num_tokens
         saved = plain.num_forwards - forwards
-        assert (f"{saved} passes saved" if saved > 1 else "1 pass saved" if saved else "no pass saved") in told
+        assert (f"{saved} passes saved" if saved > 1 else "1 pass saved" if saved else "no pass saved") in messages
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_written(run, chat_folder, monkeypatch):
@@ -114,18 +114,18 @@ def test_an_error_ends_piped_lines_and_not_typed_ones(run, chat_folder, answer, 
     monkeypatch.setattr("setblock.cli.answering.chat._typed_lines", lambda: iter(lines.splitlines()))
     outcome = run("chat", "--model", chat_folder, *SHORT)
     assert (outcome.code, outcome.stdout) == (0, shown(answer(message("user", "Tom")).text))
-    told = outcome.stderr.splitlines()
-    assert "/reset forgets the conversation" in told[0]
-    assert told[1].endswith("; /reset begins a new conversation")
+    messages = outcome.stderr.splitlines()
+    assert "/reset forgets the conversation" in messages[0]
+    assert messages[1].endswith("; /reset begins a new conversation")
 
 
 def test_ctrl_c_discards_a_line_and_ctrl_d_ends(monkeypatch):
     typed = iter([KeyboardInterrupt, "Tom", EOFError])
 
     def typing(prompt):
-        if isinstance(told := next(typed), str):
-            return told
-        raise told
+        if isinstance(line := next(typed), str):
+            return line
+        raise line
 
     monkeypatch.setattr("builtins.input", typing)
     assert list(_typed_lines()) == ["Tom"]

@@ -287,7 +287,7 @@ def test_tokenised_data_trains_what_the_file_does(run, recipe, chats, tmp_path, 
     assert read.count(read[0]) <= 2 * 4 + 2, "two steps of four rows, and a batch read ahead"
 
 
-def test_what_is_left_out_is_told_by_train(run, recipe, chats):
+def test_what_is_left_out_is_reported_by_train(run, recipe, chats):
     with chats.open("a") as file:
         file.write(
             json.dumps({"messages": [{"role": "user", "content": "x" * 99}, {"role": "assistant", "content": ""}]})

@@ -26,8 +26,8 @@ def test_nothing_typed_is_the_library_s_default():
 
 
 def test_the_help_names_every_sampler(run):
-    told = "".join(run("generate", "--help-all").stdout.translate(str.maketrans("", "", "│ \n")))
-    assert ",".join(SAMPLERS) in told
+    help_text = "".join(run("generate", "--help-all").stdout.translate(str.maketrans("", "", "│ \n")))
+    assert ",".join(SAMPLERS) in help_text
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

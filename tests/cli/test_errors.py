@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is told in one line, with nothing on stdout: exit code 2 for an option, else 1."""
+"""A user's mistakes are reported in one line, with nothing on stdout: exit code 2 for an option, else 1."""
 
 import json
 import sys
@@ -191,7 +191,7 @@ def test_tokenizer_that_is_none(run, copied, content):
         ("7", "setblock.mask_token_id must be a whole number, not '7'"),
     ],
 )
-def test_facts_without_a_mask_token(run, copied, mask_token_id, said):
+def test_an_sbd_config_without_a_mask_token(run, copied, mask_token_id, said):
     _edit_config(copied, lambda config: config["setblock"].update(mask_token_id=mask_token_id))
     _refused(run("generate", "Tom", "--model", copied), said)
 

@@ -144,7 +144,9 @@ def test_own_records_are_answered_and_compared_with_plain_decoding(run, sbd_fold
     ],
 )
 @pytest.mark.parametrize("command", ["evaluate", "sweep", "calibrate"])
-def test_mistakes_with_own_records_are_told_before_a_model_is_loaded(run, command, arguments, code, said, monkeypatch):
+def test_mistakes_with_own_records_are_reported_before_a_model_is_loaded(
+    run, command, arguments, code, said, monkeypatch
+):
     monkeypatch.setattr("setblock.model.loading.loading.load", lambda *_, **__: pytest.fail("it was loaded"))
     outcome = run(command, *arguments)
     assert outcome.code == code

@@ -118,8 +118,8 @@ def test_n_answers_are_those_of_the_seeds_alone(run, sbd_folder, answer):
     assert len(set(texts)) == 3
 
     outcome = run("generate", "Tom", "--model", sbd_folder, *SHORT, *drawn, "--n", 3)
-    told = "".join(f"-- answer {number} of 3\n{text}\n" for number, text in enumerate(texts, start=1))
-    assert outcome.stdout == told
+    printed = "".join(f"-- answer {number} of 3\n{text}\n" for number, text in enumerate(texts, start=1))
+    assert outcome.stdout == printed
     figures = outcome.stderr.splitlines()
     assert [line.split(",")[0] for line in figures] == [f"{each['num_tokens']} tokens" for each in result["answers"]]
 

@@ -67,14 +67,14 @@ def test_each_line_is_answered_as_by_itself(run, sbd_folder, plain, tmp_path):
 
 def test_the_figures_are_of_all_answers(run, sbd_folder, plain, tmp_path):
     command = ("generate", "--model", sbd_folder, "--input", plain, "--method", "exact", "--drafts", "fixed", "--raw")
-    told = run(*command, "--output", tmp_path / "out.jsonl", "--max-new-tokens", 8)
+    outcome = run(*command, "--output", tmp_path / "out.jsonl", "--max-new-tokens", 8)
     figures = json.loads(run(*command, "--output", tmp_path / "again.jsonl", "--max-new-tokens", 8, "--json").stdout)
     answers = lines_of(tmp_path / "out.jsonl")
     for name in ("num_tokens", "num_forwards", "num_drafted_tokens", "num_accepted_tokens"):
         assert figures[name] == sum(each[name] for each in answers), name
     drafted, kept = figures["num_drafted_tokens"], figures["num_accepted_tokens"]
     assert drafted > 1
-    assert f", {kept} of {drafted} drafted tokens kept, " in told.message
+    assert f", {kept} of {drafted} drafted tokens kept, " in outcome.message
 
 
 def test_an_interrupted_run_goes_on(run, sbd_folder, plain, tmp_path):

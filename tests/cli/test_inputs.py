@@ -61,10 +61,10 @@ def test_a_full_disk_behind_stdout(sbd_folder, command):
     with open("/dev/full", "w") as full:
         streamed = ["generate", "Tom", "--model", sbd_folder, "--max-new-tokens", 4]
         process = _started(command or streamed, stdout=full)
-        _, told = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert told.splitlines()[-1] == "setblock: error: can't write to stdout: No space left on device"
-    assert "Traceback" not in told
+    assert stderr.splitlines()[-1] == "setblock: error: can't write to stdout: No space left on device"
+    assert "Traceback" not in stderr
 
 
 def test_a_closed_stdout():
@@ -81,7 +81,7 @@ def test_an_early_ctrl_c(sbd_folder, seconds):
     process = _started(["generate", "Tom", "--model", sbd_folder], stdout=subprocess.PIPE)
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
-    stdout, told = process.communicate(timeout=120)
+    stdout, stderr = process.communicate(timeout=120)
     assert stdout == ""
-    if "/cli/" in told or "interrupted" in told:  # else Python was not yet done with what comes before any command
-        assert (process.returncode, told) == (130, "setblock: interrupted\n")
+    if "/cli/" in stderr or "interrupted" in stderr:  # else Python was not yet done with what comes before any command
+        assert (process.returncode, stderr) == (130, "setblock: interrupted\n")

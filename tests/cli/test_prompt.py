@@ -30,11 +30,11 @@ def test_a_system_message_reaches_the_model(run, chat_folder, command):
     assert texts(command, found) == {expected}
     assert found.get("prompt", CHAT) == CHAT
     if command != "generate":
-        told = run(*command.split(), *requested, "--model", chat_folder, "--max-new-tokens", 8).stdout
-        assert "system: Count.\nuser: Tom has 5 pens.\n" in told
+        printed = run(*command.split(), *requested, "--model", chat_folder, "--max-new-tokens", 8).stdout
+        assert "system: Count.\nuser: Tom has 5 pens.\n" in printed
 
 
-def test_a_template_that_leaves_the_system_message_out_is_told_of(run, sbd_folder):
+def test_a_template_that_leaves_the_system_message_out_is_reported(run, sbd_folder):
     outcome = run("generate", "Tom", "--system", "Count.", "--model", sbd_folder, *SHORT)
     assert outcome.message == "setblock: warning: the model's chat template leaves out the system message"
 

@@ -28,7 +28,7 @@ def config_folder(tmp_path):
     return config_folder
 
 
-def told(run, *arguments):
+def prediction(run, *arguments):
     outcome = run("roofline", *arguments, "--json")
     assert (outcome.code, outcome.stderr) == (0, "")
     return json.loads(outcome.stdout)
@@ -42,7 +42,7 @@ def refused(outcome, *said, code):
 
 
 def test_the_paper_s_model_is_the_default(run):
-    result = told(run)
+    result = prediction(run)
     assert (result["model"]["name"], result["hardware"]["name"]) == ("llama-3.1-8b", "paper-h100")
     assert round(result["speedup"]["1"]["4"], 2) == 3.97
     text = run("roofline").stdout
@@ -51,7 +51,7 @@ def test_the_paper_s_model_is_the_default(run):
 
 
 def test_json_is_what_follows_from_its_own_costs(run):
-    result = told(run, "--hardware", "l4", "--model", "qwen3-8b", "--weights", "int8", "--kv-length", 512)
+    result = prediction(run, "--hardware", "l4", "--model", "qwen3-8b", "--weights", "int8", "--kv-length", 512)
     bandwidth, peak = result["hardware"]["bandwidth"], result["hardware"]["peaks"]["16"]
     seconds = {
         tokens: sum(
@@ -67,23 +67,23 @@ def test_json_is_what_follows_from_its_own_costs(run):
 
 
 def test_own_figures(run):
-    slow = told(run, "--hardware", "l4", "--bandwidth", 100, "--peak", 50)["hardware"]
+    slow = prediction(run, "--hardware", "l4", "--bandwidth", 100, "--peak", 50)["hardware"]
     assert (slow["bandwidth"], slow["peaks"]["16"]) == (100e9, 50e12)
 
 
 def test_folders_hold_configs_only(run, config_folder):
-    result = told(run, "--model", config_folder("llama", **TINY))
+    result = prediction(run, "--model", config_folder("llama", **TINY))
     assert result["precision"]["weights"] == "bfloat16"
     assert (result["model"]["hidden"], result["hardware"]["name"]) == (32, "h100")
 
 
 def test_names_of_models_are_resolved(run):
-    result = told(run, "--model", "bundled")
+    result = prediction(run, "--model", "bundled")
     config = json.loads((BUNDLED_MODEL / "config.json").read_text())
     assert (result["model"]["name"], result["model"]["hidden"]) == ("bundled", config["hidden_size"])
 
 
-def test_an_architecture_with_other_parts_is_told(run, config_folder, monkeypatch):
+def test_an_architecture_with_other_parts_is_reported(run, config_folder, monkeypatch):
     monkeypatch.setattr(command, "shape_of", lambda config, name: PRESETS["smollm2-135m"])
     outcome = run("roofline", "--model", config_folder("llama", **TINY))
     assert outcome.code == 0
@@ -116,11 +116,9 @@ def test_every_option_is_explained_in_its_panel(run):
 
 
 def test_batch_where_blocks_stop_paying(run):
-    result = told(run, "--model", "llama-3.1-8b", "--hardware", "h100", "--kv-length", 128)
-    prediction = Prediction(
-        shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16")
-    )
-    last = last_paying_batch(prediction, 4, block_size=16, kv_length=128)
+    result = prediction(run, "--model", "llama-3.1-8b", "--hardware", "h100", "--kv-length", 128)
+    found = Prediction(shape=PRESETS["llama-3.1-8b"], hardware=HARDWARE["h100"], precision=Precision.of("bfloat16"))
+    last = last_paying_batch(found, 4, block_size=16, kv_length=128)
     assert result["last_paying_batch"]["4"] == last
-    speedups = [block_speedup(prediction, 4, block_size=16, batch=b, kv_length=128) for b in (last, last + 1)]
+    speedups = [block_speedup(found, 4, block_size=16, batch=b, kv_length=128) for b in (last, last + 1)]
     assert speedups[0] > 1 >= speedups[1]

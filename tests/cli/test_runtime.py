@@ -30,9 +30,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_export(run, sbd_folder, tmp_path):
     outcome = run("export", "--model", sbd_folder, "--output", tmp_path / "x.gguf", "--type", "q8_0", "--json")
     assert outcome.stderr == ""
-    told = json.loads(outcome.stdout)
-    assert told["bytes"] == (tmp_path / "x.gguf").stat().st_size
-    assert told["trained_for_blocks"] is True
+    result = json.loads(outcome.stdout)
+    assert result["bytes"] == (tmp_path / "x.gguf").stat().st_size
+    assert result["trained_for_blocks"] is True
     before = (tmp_path / "x.gguf").read_bytes()
     for target, reason in (
         ("x.bin", "must name a file that ends in .gguf"),
@@ -78,9 +78,9 @@ def test_both_runtimes_write_the_same(run, file):
 @needs_llama
 def test_evaluate(run, file):
     outcome = run("evaluate", "--model", file, "--limit", 2, *LENGTH, "--block-size", 4, "--json")
-    told = json.loads(outcome.stdout)
-    assert told["num_examples"] == 2
-    assert told["block_size"] == 4
+    result = json.loads(outcome.stdout)
+    assert result["num_examples"] == 2
+    assert result["block_size"] == 4
 
 
 @needs_llama

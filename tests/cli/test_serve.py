@@ -119,7 +119,7 @@ def test_keys_come_from_the_environment_too(run, served, sbd_folder, monkeypatch
         (("--key-file", "/dev/null"), 1, "/dev/null has no API key"),
     ],
 )
-def test_mistakes_are_told_before_a_model_is_loaded(run, served, options, code, said, monkeypatch):
+def test_mistakes_are_reported_before_a_model_is_loaded(run, served, options, code, said, monkeypatch):
     monkeypatch.setattr(serve_command, "load_language_model", lambda *_, **__: pytest.fail("it was loaded"))
     outcome = run("serve", *options)
     assert outcome.code == code

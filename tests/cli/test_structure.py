@@ -16,8 +16,8 @@ def test_answers_have_the_form(run, tmp_path):
         f'{{"type": "object", "properties": {{"n": {number}}}, "required": ["n"], "additionalProperties": false}}'
     )
     grammar.write_text('start: "a" | "b"')
-    told = run("generate", QUESTION, "--json-schema", schema, "--max-new-tokens", 40, "--json").stdout
-    assert json.loads(json.loads(told)["text"]).keys() == {"n"}
+    printed = run("generate", QUESTION, "--json-schema", schema, "--max-new-tokens", 40, "--json").stdout
+    assert json.loads(json.loads(printed)["text"]).keys() == {"n"}
     for options, texts in (
         (("--choice", "yes", "--choice", "no"), {"yes", "no"}),
         (("--regex", "x{3}"), {"xxx"}),

@@ -60,7 +60,7 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
         (("--method", "ntp"), "method must be one of sbd, exact, not 'ntp' (ntp is always decoded)"),
     ],
 )
-def test_mistakes_are_told_before_a_model_is_loaded(run, options, message, monkeypatch):
+def test_mistakes_are_reported_before_a_model_is_loaded(run, options, message, monkeypatch):
     monkeypatch.setattr("setblock.cli.measuring.evaluate.load_model", lambda *_, **__: pytest.fail("it was loaded"))
     outcome = run("sweep", *options)
     assert outcome.code == 2

@@ -117,8 +117,8 @@ def test_documents_that_are_too_long(rows, write, tokenizer, too_long):
             rows(**section)
         return
     became = {"drop": "dropped", "truncate": "truncated"}[too_long]
-    told = rf"20 of 50 documents are longer than 7 tokens and were {became} .*; the first: .*a.jsonl, line 4"
-    with pytest.warns(SetBlockWarning, match=told):
+    message = rf"20 of 50 documents are longer than 7 tokens and were {became} .*; the first: .*a.jsonl, line 4"
+    with pytest.warns(SetBlockWarning, match=message):
         found = rows(**section)["train"]
     counts = found.census
     assert (counts.documents, counts.too_long, counts.kept) == (50, 20, 30 if too_long == "drop" else 50)
@@ -136,11 +136,11 @@ def test_the_context_bounds_documents_where_rows_do_not(rows, write):
 
 def test_what_is_cut_to_its_prompt_is_dropped_and_counted(rows, write):
     path = write("a.jsonl", [{"prompt": "a", "completion": "b"}, {"prompt": "abcdefg", "completion": "h"}])
-    with pytest.warns(SetBlockWarning) as told:
+    with pytest.warns(SetBlockWarning) as warned:
         found = rows(source=path, row_length=5, too_long="truncate")["train"]
     assert [
-        "1 of 2 documents are longer" in str(told[0].message),
-        "have nothing that carries loss" in str(told[1].message),
+        "1 of 2 documents are longer" in str(warned[0].message),
+        "have nothing that carries loss" in str(warned[1].message),
     ] == [
         True,
         True,

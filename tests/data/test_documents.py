@@ -34,7 +34,7 @@ def test_chats_are_records(tokenizer: PreTrainedTokenizerBase) -> None:
     assert all(next(encode_records(tokenizer, records, loss_on="all")).carries_loss)
 
 
-def test_special_tokens_of_a_text_are_letters_or_told(trained_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_special_tokens_of_a_text_are_letters_or_reported(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     records = [{"prompt": f"a{END}", "completion": "b"}, {"prompt": "c", "completion": "d"}]
     with pytest.raises(SetBlockError, match="record 1: its text contains the special token"):
         list(encode_records(trained_tokenizer, records))

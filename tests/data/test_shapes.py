@@ -25,9 +25,9 @@ def chats(path: Any, **columns: str) -> list[Chat]:
 
 def test_sharegpt_and_alpaca_are_chats(write: Write) -> None:
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "weight": 0}]
-    told = [{"role": "system", "content": "s"}]
+    messages = [{"role": "system", "content": "s"}]
     assert chats(write("a.jsonl", [{"conversations": turns}])) == [Chat(chat("a", "b"), None, frozenset({1}))]
-    assert chats(write("b.jsonl", [{"talk": turns, "system": "s"}]), messages_column="talk")[0].messages[:1] == told
+    assert chats(write("b.jsonl", [{"talk": turns, "system": "s"}]), messages_column="talk")[0].messages[:1] == messages
     assert chats(write("c.jsonl", [{"conversations": chat("a", "b")}])) == [Chat(chat("a", "b"))]
     alpaca = [
         {"instruction": "a", "output": "b"},
@@ -85,12 +85,12 @@ def test_all_bad_records_are_named_at_once(chatml, write: Write, tmp_path: Any) 
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "{\n")
     with pytest.raises(SetBlockError) as raised:
         rows_of(DataSection(source=str(path)), chatml, LIMITS)
-    told = str(raised.value)
-    assert told.startswith(f"4 of 7 records can't be used: {path}, line 2: messages must be a list of at least one")
-    assert f"{path}, line 4: no column 'messages' among message; " in told
-    assert f"{path}, line 5: from must be one of human, gpt, user, assistant, system, tool, not 'bing'; " in told
-    assert f"{path}, line 7: not JSON (" in told
-    assert "\n" not in told
+    message = str(raised.value)
+    assert message.startswith(f"4 of 7 records can't be used: {path}, line 2: messages must be a list of at least one")
+    assert f"{path}, line 4: no column 'messages' among message; " in message
+    assert f"{path}, line 5: from must be one of human, gpt, user, assistant, system, tool, not 'bing'; " in message
+    assert f"{path}, line 7: not JSON (" in message
+    assert "\n" not in message
     with pytest.raises(SetBlockError, match="4 of 7 records can't be used"):
         tokenise(DataSection(source=str(path)), chatml, tmp_path / "tokens", limits=LIMITS, processes=2)
     assert not list((tmp_path / "tokens").glob("*.arrow"))
@@ -110,13 +110,13 @@ def test_a_file_that_begins_with_a_bad_line(chatml, write: Write, tmp_path: Any)
         rows_of(DataSection(source=str(path)), chatml, LIMITS)
 
 
-def test_chats_without_an_assistant_are_told(chatml, write: Write) -> None:
+def test_chats_without_an_assistant_are_reported(chatml, write: Write) -> None:
     path = write("a.jsonl", [{"messages": [{"role": "model", "content": "b"}, *chat("a")]}] * 3)
     with pytest.raises(SetBlockError, match=r"3 of 3 documents have nothing .* no message of role assistant"):
         rows_of(DataSection(source=str(path)), chatml, LIMITS)
 
 
-def test_a_template_that_ends_with_text_is_told(chatml, write: Write) -> None:
+def test_a_template_that_ends_with_text_is_reported(chatml, write: Write) -> None:
     chatml.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}" + (
         "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
     )

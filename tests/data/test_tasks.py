@@ -83,7 +83,7 @@ def test_a_kind_with_few_examples_ends():
     assert set().union(*of) == set(map(str, range(1, 50)))
 
 
-def test_how_an_example_is_asked_and_learned():
+def test_an_example_has_messages_and_a_record():
     requested = {"role": "user", "content": "Who?"}
     answered = {"role": "assistant", "content": "Me."}
     assert Example("Who?", "Me.").record == {"prompt": "Question: Who?\nAnswer:", "completion": " Me."}

@@ -124,7 +124,7 @@ def test_ntp_keeps_what_it_has(trained_tokenizer: PreTrainedTokenizerBase, promp
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
-def test_one_request_is_told_in_one_line(method: Any, trained_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_one_request_is_reported_in_one_line(method: Any, trained_tokenizer: PreTrainedTokenizerBase) -> None:
     poison = trained_tokenizer("Tom").input_ids[0]
     sbd = poisoned(tiny_sbd("llama", trained_tokenizer), poison)
     settings = DecodingSettings(method=method, max_new_tokens=6, block_size=4, banned_tokens=(poison,))

@@ -243,9 +243,7 @@ def test_a_copy_may_be_longer_than_a_trained_block_where_its_length_is_decided(
 
 
 @pytest.mark.parametrize("way", [generate, generate_batch, lambda *args, **options: list(stream(*args, **options))])
-def test_a_warning_names_the_line_that_asked(
-    way: Callable[..., object], sbd: SBDModel, prompts: list[list[int]]
-) -> None:
+def test_a_warning_names_the_caller_s_line(way: Callable[..., object], sbd: SBDModel, prompts: list[list[int]]) -> None:
     """And method exact, whose text no block can change, has none of too large a block."""
     requested = prompts[:1] if way is generate_batch else prompts[0]
     settings = DecodingSettings(method="sbd", block_size=17, max_new_tokens=18)

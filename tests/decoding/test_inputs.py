@@ -62,7 +62,7 @@ def test_token_ids_are_a_prompt(kind: Any, sbd: SBDModel) -> None:
         ([3, -1], "token ids of the prompt must be between 0 and "),
     ],
 )
-def test_what_is_no_prompt_is_told_so(prompt: Any, said: str, sbd: SBDModel) -> None:
+def test_what_is_no_prompt_is_reported(prompt: Any, said: str, sbd: SBDModel) -> None:
     for call in (lambda: generate(sbd, prompt, settings=SHORT), lambda: generate_batch(sbd, [prompt], settings=SHORT)):
         with pytest.raises(SetBlockError) as refusal:
             call()

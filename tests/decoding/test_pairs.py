@@ -44,7 +44,8 @@ from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of
 from setblock.server.http.errors import ApiError
 from setblock.structure import Regex
-from setblock.structure.calls import Calls, call_form
+from setblock.structure.call_form import call_form
+from setblock.structure.call_grammar import Calls
 from setblock.structure.compiled import grammars_of
 from setblock.training.adapter import AdapterSection, add_adapter
 from structure.templates import HERMES

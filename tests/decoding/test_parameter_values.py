@@ -65,7 +65,7 @@ SOME = EntropyBounded(4.0)
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
     ],
 )
-def test_what_is_out_of_range_is_told(fields: dict[str, Any], message: str) -> None:
+def test_what_is_out_of_range_is_reported(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message) as error:
         DecodingSettings(**fields)
     assert "\n" not in str(error.value)

@@ -20,6 +20,6 @@ def sbd(trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
 
 @pytest.fixture(scope="session")
 def texts(prompts: Sequence[list[int]]) -> list[list[int]]:
-    """Prompts of which some begin alike."""
+    """Prompts of which some have the same prefix."""
     long = prompts[2]
     return [*prompts, long[:17], [*long[:33], 7, 8, 9], long * 2]

@@ -39,7 +39,7 @@ def test_an_idle_engine_does_nothing(sbd: SBDModel) -> None:
     assert engine.figures.passes == 0
 
 
-def test_tells_what_stream_tells(sbd: SBDModel) -> None:
+def test_progress_is_that_of_stream(sbd: SBDModel) -> None:
     """Text by text and event by event."""
     settings = DecodingSettings(method="exact", max_new_tokens=20, sampler=EntropyBounded(4.0))
     prompt = "Tom has 12 apples"
@@ -90,13 +90,13 @@ def test_a_cancelled_request_leaves_its_place_to_the_next_at_once(endless: SBDMo
     engine.cancel("runs")
     engine.cancel("waits")
     engine.cancel("nobody")
-    told = {each.id: each for each in engine.step()}
+    progress = {each.id: each for each in engine.step()}
     assert engine.figures.running == 1
-    assert told.keys() == {"runs", "waits", "next"}
-    reasons = {name: each.generation and each.generation.finish_reason for name, each in told.items()}
+    assert progress.keys() == {"runs", "waits", "next"}
+    reasons = {name: each.generation and each.generation.finish_reason for name, each in progress.items()}
     assert reasons == {"runs": "cancelled", "waits": "cancelled", "next": None}
-    assert told["waits"].generation is not None
-    assert told["waits"].generation.num_forwards == 0
+    assert progress["waits"].generation is not None
+    assert progress["waits"].generation.num_forwards == 0
     engine.cancel("next")
     engine.step()
     assert engine.is_idle

@@ -26,7 +26,7 @@ class NaiveCache:
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.booleans(), st.integers(0, 10**6)), max_size=60))
 def test_what_is_found_is_what_was_written(total: int, moves: list[tuple[bool, int]]) -> None:
-    """Texts come, are written to pages, and go; two letters, so that many begin alike."""
+    """Texts come, are written to pages, and go; two letters, so that many have the same prefix."""
     pool, naive = PagePool(total, page_tokens=PAGE), NaiveCache()
     held: list[list[int]] = []
     for comes, seed in moves:

@@ -119,7 +119,7 @@ def test_seeds_choose_other_examples_and_repeat_themselves():
     assert [test.p_value for test in one.tests] != [test.p_value for test in other.tests]
 
 
-def test_too_few_examples_are_told():
+def test_too_few_examples_are_reported():
     LOOSE.check_enough(40)
     with pytest.raises(
         ParameterError,

@@ -94,7 +94,7 @@ def test_ntp_runs_once_and_is_its_own_measure(model):
     assert found.point.block_size == found.nfe_speedup == found.identical_to_ntp == found.token_agreement == 1
 
 
-def test_progress_tells_both_methods(model):
+def test_progress_has_both_methods(model):
     calls = []
     evaluate(
         model,

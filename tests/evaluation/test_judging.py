@@ -9,7 +9,7 @@ from setblock.evaluation.judging import check_judge, verdicts_on
 
 
 def ask(split, seed):
-    raise AssertionError("nothing is to be asked")
+    raise AssertionError("nothing is to be generated")
 
 
 def program(example, answer):
@@ -34,7 +34,7 @@ def test_programs_are_run_and_only_one_that_comes_to_its_end_is_right():
 
 
 def test_programs_run_only_where_that_is_allowed_and_can_be():
-    """Told before anything is asked."""
+    """Raised before anything is generated."""
     with pytest.raises(ParameterError, match="doubles runs programs that the model writes: allow it with --allow-code"):
         check_judge(DOUBLES, allow_code_execution=False)
     with pytest.raises(ParameterError, match="--allow-code-execution"):
@@ -42,7 +42,7 @@ def test_programs_run_only_where_that_is_allowed_and_can_be():
     check_judge(Task("open", "anything", ask), allow_code_execution=False)
 
 
-def test_where_programs_can_not_run_nothing_is_asked(monkeypatch):
+def test_where_programs_can_not_run_nothing_is_generated(monkeypatch):
     def refuse():
         raise SetBlockError("no limits")
 

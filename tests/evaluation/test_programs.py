@@ -156,13 +156,13 @@ def test_bubblewrap_keeps_files_and_the_network_away(way: str, tmp_path: Path) -
 def test_without_bubblewrap_one_line_says_what_is_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judging.shutil, "which", lambda name: None)
     judging._confinement.cache_clear()
-    with pytest.warns(SetBlockWarning, match="can use your files and the network: it is not installed") as told:
+    with pytest.warns(SetBlockWarning, match="can use your files and the network: it is not installed") as warned:
         judging._confinement()
-    assert "\n" not in str(told[0].message)
+    assert "\n" not in str(warned[0].message)
     judging._confinement.cache_clear()
 
 
-def test_a_bubblewrap_that_does_not_run_is_told_with_its_reason(
+def test_a_bubblewrap_that_does_not_run_is_reported_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "bwrap"

@@ -112,7 +112,7 @@ def test_records_without_references_have_no_such_figures(model, written):
     assert "token_loss" not in result.figures()
 
 
-def test_references_that_can_not_be_scored_are_told_and_the_rest_is_measured(model, written):
+def test_references_that_can_not_be_scored_are_reported_and_the_rest_is_measured(model, written):
     long = written({"messages": CHATS[0]}, {"messages": [user("Hi"), assistant("12 bags " * 100)]})
     with pytest.warns(
         SetBlockWarning, match=r"is not measured: .*own.jsonl, line 2 has \d+ tokens with its answer, more"

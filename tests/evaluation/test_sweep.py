@@ -79,7 +79,7 @@ def test_a_file_gives_back_the_sweep(finished):
     assert read_results(path) == found
 
 
-def test_rows_carry_what_is_asked_of_them(finished):
+def test_rows_have_the_requested_settings(finished):
     for line in finished[0].read_text().splitlines():
         recorded = json.loads(line)
         assert recorded["num_examples"] == 3

@@ -40,7 +40,7 @@ def test_all(name: str) -> None:
 
 def test_the_table_is_made_from_the_results() -> None:
     outcomes = [json.loads(line) for line in RESULTS.read_text().splitlines()]
-    assert summary(outcomes) in PAGE.read_text(), "run python tests/every_family.py"
+    assert summary(outcomes) in PAGE.read_text(), "run python tests/helpers/every_family.py"
     assert not [each["name"] for each in outcomes if each["status"] == "wrong"]
 
 

@@ -111,7 +111,7 @@ class TestAnswers:
                 answer.token_ids for answer in alone
             ]
 
-    def test_of_tasks_that_are_asked_together_are_counted_apart(self, model):
+    def test_of_tasks_in_one_run_are_counted_apart(self, model):
         lm = SetBlockLM(model, settings=DecodingSettings(method="ntp"), batch_size=4)
         lm.generate_until(
             [
@@ -121,12 +121,12 @@ class TestAnswers:
             ],
             disable_tqdm=True,
         )
-        told = {task: figures_of(lm.answers[task]) for task in "ab"}
-        assert [told[task]["num_answers"] for task in "ab"] == [2, 1]
-        for figures in told.values():
+        reported = {task: figures_of(lm.answers[task]) for task in "ab"}
+        assert [reported[task]["num_answers"] for task in "ab"] == [2, 1]
+        for figures in reported.values():
             assert figures["tokens_per_forward"] == 1
             assert figures["nfe_speedup_of_text"] in (1, None)
-        assert lm.get_model_info()["setblock"]["tasks"]["b"]["num_tokens"] == told["b"]["num_tokens"]
+        assert lm.get_model_info()["setblock"]["tasks"]["b"]["num_tokens"] == reported["b"]["num_tokens"]
 
     def test_that_are_drawn_more_than_once_differ(self, model):
         lm = SetBlockLM(model, settings=DecodingSettings(method="sbd", seed=3), batch_size=2)
@@ -263,11 +263,11 @@ class TestCommand:
         model.save(tmp_path / "model")
         task = write_tasks(tmp_path / "tasks", problems=2) / "0.yaml"
         arguments = f"pretrained={tmp_path / 'model'},method=exact,max_gen_toks=8"
-        told = self.run(
+        completed = self.run(
             *("--model", "setblock", "--model_args", arguments, "--tasks", task, "--output_path", tmp_path / "results")
         )
-        assert told.returncode == 0, told.stderr
-        assert "|word_problems_gsm8k|" in told.stdout
+        assert completed.returncode == 0, completed.stderr
+        assert "|word_problems_gsm8k|" in completed.stdout
         (written,) = (tmp_path / "results").rglob("results_*.json")
         assert "word_problems_gsm8k" in json.loads(written.read_text())["results"]
 
@@ -280,9 +280,9 @@ def test_a_mistake_in_the_command_is_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         command()
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.splitlines()[-1].startswith("setblock: error: gamma")
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert stderr.splitlines()[-1].startswith("setblock: error: gamma")
+    assert "Traceback" not in stderr
 
 
 def test_prepacked_weights_are_all_counted():

@@ -16,6 +16,6 @@ def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert len(programs) == 5
     exec(compile("\n".join(programs), PAGE, "exec"), {})
-    told = capsys.readouterr().out
-    assert "19" in told
-    assert "tensor(True)" in told
+    printed = capsys.readouterr().out
+    assert "19" in printed
+    assert "tensor(True)" in printed

@@ -149,7 +149,7 @@ def test_traced_it_decodes_the_same(dtype: torch.dtype, tokenizer: PreTrainedTok
     assert generate_batch(sbd, [TEXTS[0][:20]], settings=settings, raw=True)[0].token_ids == expected
 
 
-def test_a_compiler_is_told_the_shape_that_there_is() -> None:
+def test_the_shape_is_known_to_a_compiler() -> None:
     linear = PrepackedLinear(nn.Linear(6, 10, dtype=DTYPES[0]))
     hidden = torch.randn(2, 3, 6, dtype=DTYPES[0])
     arguments = (hidden, linear.bias.detach(), linear._number, 10)

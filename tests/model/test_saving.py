@@ -22,7 +22,7 @@ from setblock.model.sbd_model import SBDModel
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_round_trip(family: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, prompts: list[list[int]]) -> None:
-    """Logits, facts, tokenizer and decoded tokens are what they were; also for stock Transformers, as an NTP model."""
+    """Logits, SBD config, tokenizer and decoded tokens are what they were; also for stock Transformers, as an NTP model."""
     sbd = tiny_sbd(family, tokenizer, mode="shifted")
     sbd.save(tmp_path)
     again = load(tmp_path, device="cpu")
@@ -154,7 +154,7 @@ def test_a_model_is_not_saved_into_the_folder_of_an_adapter(tokenizer: PreTraine
     assert {path.name for path in tmp_path.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
-def test_the_config_holds_the_facts_and_nothing_of_this_machine(
+def test_the_config_has_the_sbd_config_and_nothing_of_this_machine(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     sbd = tiny_sbd("llama", tokenizer)

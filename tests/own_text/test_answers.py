@@ -18,7 +18,7 @@ from setblock.errors import SetBlockError
 from setblock.json_lines import PartFile
 from setblock.model.sbd_model import SBDModel
 from setblock.own_text import Question, answered, called, questions_of, regenerate
-from setblock.structure.calls import Piece
+from setblock.structure.call_reader import Piece
 
 SETTINGS = DecodingSettings(method="ntp", max_new_tokens=6, temperature=3.0, seed=5)
 QUESTIONS = [Question(f"Question {i}:") for i in range(12)]

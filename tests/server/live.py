@@ -2,13 +2,16 @@
 
 import asyncio
 import copy
+import json
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import uvicorn
@@ -20,6 +23,7 @@ from setblock.server.app import _Server, create_app, listen
 from setblock.server.serving import ServerConfig, Serving
 
 TIMEOUT = 120.0
+LONG: dict[str, Any] = {"max_tokens": 250, "method": "ntp", "banned_tokens": [0], "stream": True}
 CONTEXT = 512
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'system' and not loop.first %}"
@@ -95,3 +99,21 @@ def eventually(holds: Callable[[], bool], *, seconds: float = TIMEOUT) -> bool:
 def parts(response: httpx.Response) -> list[str]:
     """The data of a stream's events."""
     return [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+
+
+def idle(live: Live) -> bool:
+    """Whether nothing is running or waiting."""
+    figures = live.serving.worker.figures
+    return figures.running == figures.waiting == live.serving.admission.active == 0
+
+
+def connect(live: Live) -> socket.socket:
+    address = urlsplit(live.url)
+    return socket.create_connection((address.hostname, address.port), timeout=TIMEOUT)
+
+
+def ask(connection: socket.socket, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+    """Send a request whose answer is not read."""
+    content = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Tom"}], **body}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)

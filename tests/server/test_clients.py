@@ -60,7 +60,7 @@ def test_a_stream_adds_up_to_the_answer(client, live, method):
     assert {piece.id for piece in chunks} == {last.id}
 
 
-def test_a_stream_has_no_usage_unless_asked(client):
+def test_a_stream_has_no_usage_unless_requested(client):
     chunks = client.chat.completions.create(model="tiny", messages=CHAT, max_tokens=4, stream=True)
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
@@ -120,7 +120,7 @@ def test_stop_strings_end_the_answer_before_them(client, expected):
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_events_tell_what_each_pass_revealed(client, expected):
+def test_events_have_what_each_pass_revealed(client, expected):
     chunks = list(
         client.chat.completions.create(
             model="tiny", messages=CHAT, max_tokens=40, stream=True, extra_body={**SBD, "events": True}

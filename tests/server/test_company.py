@@ -21,8 +21,6 @@ from setblock import DecodingSettings, Generation, generate_batch
 from setblock.decoding.samplers import SAMPLERS
 from setblock.decoding.samplers.named import name_of, options_of
 
-pytestmark = pytest.mark.usefixtures("longest_drafts")
-
 REQUESTS = {1: 20, 2: 40, 4: 80, 8: 100, 16: 120, 32: 80}  # at a time: how many
 SAME = (
     "method", "block_size", "prompt_lookup", "drafts", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
@@ -31,7 +29,7 @@ SAME = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A request, and whether its answer is streamed."""
 
     prompt: str
@@ -73,14 +71,14 @@ def exact_live(trained_tokenizer: PreTrainedTokenizerBase) -> Iterator[Live]:
         yield running
 
 
-def drawn(rng: random.Random, tokenizer: PreTrainedTokenizerBase) -> Asked:
+def drawn(rng: random.Random, tokenizer: PreTrainedTokenizerBase) -> Question:
     settings = drawn_settings(rng, tokenizer)
     if type(settings.sampler) not in SAMPLERS.values():  # a client can only name samplers
         settings = replace(settings, sampler=OTHERS[0])
-    return Asked(rng.choice(TEXTS)[: rng.randint(1, 60)] + ".", settings, rng.random() < 0.4)
+    return Question(rng.choice(TEXTS)[: rng.randint(1, 60)] + ".", settings, rng.random() < 0.4)
 
 
-def answered(live: Live, requested: Asked) -> Answered:
+def answered(live: Live, requested: Question) -> Answered:
     reply = live.post("/v1/completions", **requested.body)
     assert reply.status_code == 200, reply.text
     if not requested.stream:

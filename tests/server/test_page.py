@@ -51,7 +51,7 @@ def test_every_control_has_a_label():
         assert name in labelled or any(f'id="{name}"' in label for label in inside), name
 
 
-def test_the_page_is_told_of_the_model(live):
+def test_the_page_has_the_model_s_card(live):
     with serving(live.model, example="Add 1 and 2.", notice=NOTICE) as other:
         sbd_config = other.client.get("/v1/models").json()["data"][0]["setblock"]
         assert (sbd_config["example"], sbd_config["notice"]) == ("Add 1 and 2.", NOTICE)
@@ -87,16 +87,16 @@ def opened(browser, live, *, width="desk", scheme="light", complaints=0):
     context = browser.new_context(viewport=size, color_scheme=scheme, has_touch=is_phone, is_mobile=is_phone)
     page = context.new_page()
     page.set_default_timeout(TIMEOUT * 1000)
-    told, outside = [], []
-    page.on("console", lambda said: told.append(said.text) if said.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: told.append(str(error)))
+    console, outside = [], []
+    page.on("console", lambda line: console.append(line.text) if line.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: console.append(str(error)))
     page.on("request", lambda requested: None if requested.url.startswith(live.url) else outside.append(requested.url))
     try:
         page.goto(live.url)
         page.locator("#model").get_by_text(live.serving.config.name, exact=True).wait_for()
         yield page
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
-        assert (len(told), outside) == (complaints, []), told
+        assert (len(console), outside) == (complaints, []), console
     finally:
         context.close()
 
@@ -214,7 +214,7 @@ def test_on_a_touch_keyboard_enter_begins_a_line(browser, bundled):
         assert chosen  # whole, not cut
 
 
-def test_only_what_was_chosen_is_asked_for(browser, bundled):
+def test_only_what_was_chosen_is_requested(browser, bundled):
     """The server chooses the rest: it knows which block size pays."""
     with opened(browser, bundled) as page:
         bodies = asks(page)
@@ -265,7 +265,7 @@ def test_an_answer_can_be_stopped(browser, live):
         assert eventually(lambda: live.serving.worker.figures.running == 0)
 
 
-def test_an_error_is_told_and_the_prompt_is_kept(browser, live):
+def test_an_error_is_reported_and_the_prompt_is_kept(browser, live):
     with opened(browser, live, complaints=1) as page:  # Chromium's own, of the status
         page.get_by_text("Chat", exact=True).click()
         page.locator("#form-box > summary").click()
@@ -277,7 +277,7 @@ def test_an_error_is_told_and_the_prompt_is_kept(browser, live):
         assert page.locator("#go").is_visible()
 
 
-def test_a_key_is_asked_for(browser, served_model):
+def test_a_key_is_requested(browser, served_model):
     with serving(served_model, keys=Keys(["a-key-of-mine"])) as live:
         page = browser.new_page()
         page.goto(live.url)
@@ -335,7 +335,7 @@ def test_tokens_are_shown_as_parts_of_the_answer(browser, live, tokens, text, pa
     """A token may be half a character."""
     with opened(browser, live) as page:
         requested = [[{"text": each} for each in tokens], text]
-        found = page.evaluate("async asked => (await import('/page/answer.js')).partsOf(...asked)", requested)
+        found = page.evaluate("async given => (await import('/page/answer.js')).partsOf(...given)", requested)
         assert "".join(found) == "".join(parts)
         assert len(found) == len(tokens)
         assert not any("\ufffd" in each for each in found)

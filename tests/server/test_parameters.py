@@ -219,7 +219,7 @@ def test_answers_are_bounded_over_prompts(live):
     assert error["message"] == "n must be between 1 and 3 with 20 prompts, not 4"
 
 
-def test_the_template_s_refusal_is_told(live):
+def test_the_template_s_refusal_is_reported(live):
     messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
     error = error_of(live.post(CHAT, messages=messages))
     assert error["message"].startswith("the chat template refuses the messages: the system message comes first; ")
@@ -266,11 +266,13 @@ def test_messages_come_back_as_they_were_given(live):
 
 
 def test_parts_of_a_message_are_one_text(live):
-    def told(content):
+    def prompt_tokens_of(content):
         reply = live.post(CHAT, messages=[{"role": "user", "content": content}], max_tokens=8).json()
         return reply["choices"], reply["usage"]["prompt_tokens"]
 
-    assert told("Tom has") == told([{"type": "text", "text": "Tom"}, {"type": "text", "text": " has"}])
+    assert prompt_tokens_of("Tom has") == prompt_tokens_of(
+        [{"type": "text", "text": "Tom"}, {"type": "text", "text": " has"}]
+    )
 
 
 def test_infinite_gamma_is_a_word(live):
@@ -316,6 +318,6 @@ def test_text_that_is_no_unicode(live):
 
 
 def test_nothing_there_is_an_error_object_too(live):
-    told = "there is nothing at /v1/responses: ask /v1/chat/completions or /v1/completions"
-    assert error_of(live.post("/v1/responses", input="Tom"), 404)["message"] == told
+    message = "there is nothing at /v1/responses: ask /v1/chat/completions or /v1/completions"
+    assert error_of(live.post("/v1/responses", input="Tom"), 404)["message"] == message
     error_of(live.client.get(CHAT), 405)

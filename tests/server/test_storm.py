@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from server import attack
 from server.live import TIMEOUT, Live, eventually, serving, tiny
-from server.test_company import Asked, drawn
+from server.test_company import Question, drawn
 from setblock import generate_batch
 from setblock.engine.limits import EngineLimits
 from setblock.server.http.limits import ServerLimits
@@ -38,7 +38,7 @@ def storm_live(trained_tokenizer: PreTrainedTokenizerBase) -> Iterator[Live]:
         yield running
 
 
-def read(live: Live, requested: Asked, pieces: int | None) -> list[str]:
+def read(live: Live, requested: Question, pieces: int | None) -> list[str]:
     """The texts of a streamed answer, or what came of them in its first `pieces`, after which the client leaves."""
     texts = [""] * requested.settings.n
     body = json.dumps({"model": "tiny", **requested.body, "stream": True}).encode()

@@ -236,7 +236,7 @@ def test_a_hostile_schema_is_a_400_and_holds_up_nobody(name: str, live: Live) ->
         ),
     ],
 )
-def test_what_can_not_be_asked(body: dict[str, Any], param: str, said: str, live: Live) -> None:
+def test_what_can_not_be_requested(body: dict[str, Any], param: str, said: str, live: Live) -> None:
     error = error_of(live.chat(**body))
     assert said in error["message"]
     assert error["param"] == param
@@ -322,7 +322,7 @@ def test_a_required_call_is_made(choice: Any, stream: bool, client: openai.OpenA
         jsonschema.validate(json.loads(call.function.arguments), WEATHER["function"]["parameters"])
 
 
-def test_a_stream_tells_what_the_whole_answer_tells(client: openai.OpenAI) -> None:
+def test_a_stream_has_what_the_whole_answer_has(client: openai.OpenAI) -> None:
     requested: Any = {
         "model": "tiny",
         "messages": CHAT,
@@ -334,9 +334,9 @@ def test_a_stream_tells_what_the_whole_answer_tells(client: openai.OpenAI) -> No
     calls: dict[int, list[str]] = {}
     for chunk in client.chat.completions.create(**requested, stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
-            told = calls.setdefault(call.index, ["", ""])
-            told[0] += call.function.name or ""
-            told[1] += call.function.arguments or ""
+            received = calls.setdefault(call.index, ["", ""])
+            received[0] += call.function.name or ""
+            received[1] += call.function.arguments or ""
         reason = chunk.choices[0].finish_reason or ""
     wanted = [[call.function.name, call.function.arguments] for call in whole.message.tool_calls or []]
     assert [calls[index] for index in sorted(calls)] == wanted

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("llguidance", reason="the extra `structured` is not installed")
 
 from server.live import TIMEOUT, serving
-from server.taught import TEXTS, TOOLS, Call, calls_of, taught
+from server.tool_models import TEXTS, TOOLS, Call, calls_of, trained_to_call
 
 ONE, TWO = "What is the weather in Lima?", "What are the weather and time in Oslo?"
 SCHEMA = TOOLS[0]["function"]["parameters"]
@@ -23,7 +23,7 @@ SHAPES = (
 )
 
 
-class Asked:
+class Asking:
     """A server's client, for one model."""
 
     def __init__(self, client: openai.OpenAI, shape: str) -> None:
@@ -54,12 +54,12 @@ class Asked:
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def ask(request: pytest.FixtureRequest) -> Iterator[Asked]:
+def ask(request: pytest.FixtureRequest) -> Iterator[Asking]:
     with (
-        serving(taught(request.param)) as live,
+        serving(trained_to_call(request.param)) as live,
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", timeout=TIMEOUT, max_retries=0) as client,
     ):
-        yield Asked(client, request.param)
+        yield Asking(client, request.param)
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
@@ -67,7 +67,7 @@ def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def test_auto_calls_as_the_model_was_taught(ask: Asked, stream: bool) -> None:
+def test_auto_calls_as_the_model_was_trained(ask: Asking, stream: bool) -> None:
     """A call comes back as a call, and text as text, JSON and brackets in it too."""
     for question in (ONE, "What is the time in Cairo?", *([TWO] if ask.has_two else [])):
         assert ask(question, stream=stream) == ("", calls_of(question), "tool_calls")
@@ -75,7 +75,7 @@ def test_auto_calls_as_the_model_was_taught(ask: Asked, stream: bool) -> None:
         assert ask(question, stream=stream) == (text, [], "stop")
 
 
-def test_required_and_named_calls(ask: Asked, stream: bool) -> None:
+def test_required_and_named_calls(ask: Asking, stream: bool) -> None:
     for question in (ONE, *TEXTS):
         content, calls, reason = ask(question, stream=stream, tool_choice="required", parallel_tool_calls=False)
         assert (content, len(calls), reason) == ("", 1, "tool_calls")
@@ -89,21 +89,21 @@ def test_required_and_named_calls(ask: Asked, stream: bool) -> None:
             jsonschema.validate(json.loads(calls[0][1]), SCHEMA)
 
 
-def test_none_and_one_at_a_time(ask: Asked, stream: bool) -> None:
+def test_none_and_one_at_a_time(ask: Asking, stream: bool) -> None:
     _, calls, reason = ask(ONE, stream=stream, tool_choice="none")
     assert (calls, reason in ("stop", "length")) == ([], True)
     if ask.has_two:
         assert ask(TWO, stream=stream, parallel_tool_calls=False) == ("", calls_of(TWO)[:1], "tool_calls")
 
 
-def test_a_stop_text_within_a_call_leaves_text(ask: Asked, stream: bool) -> None:
+def test_a_stop_text_within_a_call_leaves_text(ask: Asking, stream: bool) -> None:
     content, calls, reason = ask(ONE, stream=stream, stop=["city"], tool_choice="required")
     assert (calls, reason) == ([], "stop")
     assert content.endswith(': {"')
     assert ask(ONE, stream=stream, max_tokens=12, tool_choice="required")[2] == "length"
 
 
-def test_the_loop_of_tools(ask: Asked, stream: bool) -> None:
+def test_the_loop_of_tools(ask: Asking, stream: bool) -> None:
     first = ask.client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "What is the weather in Rome?"}],
@@ -118,7 +118,7 @@ def test_the_loop_of_tools(ask: Asked, stream: bool) -> None:
     assert ask("", messages=messages, stream=stream) == ("It is sunny.", [], "stop")
 
 
-def test_chat_template_kwargs_reach_the_template(ask: Asked, stream: bool) -> None:
+def test_chat_template_kwargs_reach_the_template(ask: Asking, stream: bool) -> None:
     """As vLLM's clients send them; a name that the template does not have is refused."""
     more = {"stream": stream, "tool_choice": "none"}
     if ask.thinks:

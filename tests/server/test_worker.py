@@ -50,7 +50,7 @@ def engine(served_model):
     return Engine(served_model)
 
 
-def test_requests_that_belong_together_are_told_apart(engine):
+def test_requests_of_one_submission_have_different_outputs(engine):
     async def main():
         async with working(engine) as worker:
             both = await worker.submit([request("a"), request("b", max_new_tokens=3)])
@@ -109,7 +109,7 @@ def test_a_dead_engine_keeps_nobody_waiting(engine, monkeypatch):
     asyncio.run(main())
 
 
-def test_stopping_tells_those_who_wait(engine):
+def test_stopping_fails_unfinished_requests(engine):
     async def main():
         async with working(engine) as worker:
             made = await worker.submit([request("a", max_new_tokens=400, banned_tokens=[0])])

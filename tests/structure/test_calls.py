@@ -18,7 +18,8 @@ from families import tiny_sbd
 from setblock import DecodingSettings, EntropyBounded, SetBlockError
 from setblock.decoding.answer.generation import FinishReason
 from setblock.decoding.answer.tool_calls import AnswerReader
-from setblock.structure.calls import CallForm, Calls, call_form
+from setblock.structure.call_form import CallForm, call_form
+from setblock.structure.call_grammar import Calls
 from setblock.structure.compiled import grammars_of
 from structure.templates import AS_TEXT, HERMES, SHAPES, THINKS, shaped, with_tokens
 
@@ -197,7 +198,7 @@ def begins_call(form: CallForm, text: str) -> bool:
 @pytest.mark.parametrize("name", SHAPES)
 @OFTEN
 @given(lead=TEXT, calls=st.lists(ARGUMENTS, min_size=1, max_size=3), steps=STEPS, parallel=st.booleans())
-def test_calls_are_told_from_text_however_they_come(
+def test_calls_are_distinguished_from_text_however_they_come(
     name: str, lead: str, calls: list[tuple[str, str]], steps: list[int], parallel: bool, shape_of: Any
 ) -> None:
     """What the grammar takes is read as it was written, whatever pieces it comes in."""

@@ -194,11 +194,11 @@ def test_compiled_grammars_are_bounded(shifted: SBDModel, monkeypatch: pytest.Mo
     grammars = compiled.Grammars(shifted.tokenizer)
     for number in range(5):
         grammars.matcher(Regex(f"a{number}"))
-    assert grammars._kept.cache_info().currsize == 3
+    assert grammars._recent.cache_info().currsize == 3
     for known, hits in (("a2", 1), ("b", 1), ("a2", 2), ("a3", 2)):  # "b" took the place of "a3", not of "a2"
         grammars.matcher(Regex(known))
-        assert grammars._kept.cache_info().hits == hits
-    assert grammars._kept.cache_info().currsize == 3
+        assert grammars._recent.cache_info().hits == hits
+    assert grammars._recent.cache_info().currsize == 3
 
 
 def test_the_sampler_s_bound_holds_where_it_left_the_first_place_out() -> None:

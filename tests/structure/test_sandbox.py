@@ -27,11 +27,11 @@ def grammars(trained_tokenizer: PreTrainedTokenizerBase) -> Grammars:
 def test_a_form_beyond_the_limits_is_refused_and_leaves_nothing(name: str, grammars: Grammars) -> None:
     (word, value), said = BOMBS[name]
     form = structure_of({word: value})
-    before = grammars._kept.cache_info().currsize
+    before = grammars._recent.cache_info().currsize
     with pytest.raises(ParameterError, match=said) as caught:
         grammars.matcher(form)
     assert "\n" not in str(caught.value)
-    assert grammars._kept.cache_info().currsize == before
+    assert grammars._recent.cache_info().currsize == before
     assert grammars.known(form) is None
 
 
@@ -44,11 +44,11 @@ def test_the_usual_forms_pass(grammars: Grammars) -> None:
 
 def test_what_is_held_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     held = grammars.compiled(Regex("held"))
-    grammars._kept.cache_clear()
+    grammars._recent.cache_clear()
     monkeypatch.setattr(Sandbox, "fault", lambda *_: pytest.fail("it was tried again"))
     assert grammars.compiled(Regex("held")) is held
     del held
-    grammars._kept.cache_clear()
+    grammars._recent.cache_clear()
     gc.collect()
     assert grammars.known(Regex("held")) is None
 

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from extraction import TASKS, extractions
-from extraction.asking import asked_fields, record_of
-from extraction.asks import _asks, _names, asked_in_any_way
+from extraction.asking import record_of, requested_fields
+from extraction.asks import _asks, _names, request_in_any_wording
 from extraction.kinds import kinds, other_kinds
 from extraction.values import Values
 from extraction.writing import Writer
@@ -42,9 +42,9 @@ def test_each_key_has_the_value_of_the_field_that_it_is_a_name_of(kind, split):
     rng = random.Random(kind.name)
     for wording in kind.wordings[:8]:
         message = Writer(kind, Values("en_GB", split, rng), rng).write(wording)
-        fields = asked_fields(kind, message, wording, rng) or []
+        fields = requested_fields(kind, message, wording, rng) or []
         for _ in range(4 if fields else 0):
-            _, record = asked_in_any_way(message, fields, split, rng)
+            _, record = request_in_any_wording(message, fields, split, rng)
             assert len(record) <= len(fields)
             for key, value in record.items():
                 meant = [field for field in fields if bare(key) in {bare(name) for name in names_of(field, split)}]

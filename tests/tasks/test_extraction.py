@@ -63,9 +63,12 @@ def test_no_held_out_wording_is_a_near_copy_of_one_of_training(kind):
     words = {wording.name: re.findall(r"\w+|[^\w\s\[\]]", wording.text) for wording in kind.wordings}
     held_out, trained = ([w for w in kind.wordings if (w.split == "train") is own] for own in (False, True))
     for one, other in itertools.product(held_out, trained):
-        alike = SequenceMatcher(None, words[one.name], words[other.name], autojunk=False)
+        matcher = SequenceMatcher(None, words[one.name], words[other.name], autojunk=False)
         # Quick bounds of the ratio first
-        assert any(bound() < 0.6 for bound in (alike.real_quick_ratio, alike.quick_ratio, alike.ratio)), (one, other)
+        assert any(bound() < 0.6 for bound in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)), (
+            one,
+            other,
+        )
 
 
 def test_other_kinds_are_as_a_whole_of_one_split_and_no_key_has_two_meanings():
@@ -139,7 +142,7 @@ def test_what_a_message_shows_can_be_read_in_it(kind):
         for name, value in message.shown.items():
             field = kind.fields[name]
             if field.type == "flag" or name == "currency":
-                continue  # told in other words
+                continue  # stated in other words
             if f"..{name}" in f"..{dates_share}" or f"{{{name}.." in wording.text:
                 assert f"{value.day}" in message.text
                 continue
@@ -183,7 +186,7 @@ def number_of(text):
     return float(f"{re.sub('[^0-9]', '', whole) or 0}.{cents or 0}")
 
 
-def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
+def test_what_is_left_out_is_null_and_what_is_stated_in_part_is_not_requested():
     kind = next(each for each in kinds() if each.name == "contact")
     wording = Wording("contact-x", "train", frozenset(), frozenset(), "{name}, [{phone}|], {company.slug} {other}")
     messages = [written(kind, wording, seed=seed)[1] for seed in range(20)]
@@ -192,12 +195,12 @@ def test_what_is_left_out_is_null_and_what_is_told_in_part_is_not_asked_for():
         frozenset({"name", "other"}),
     }
     assert all(each.partly == {"company"} for each in messages)
-    partly_told = [each for each in some("test", 1500, own_wordings=True) if each.wording == "invoice-9"]
-    assert partly_told
-    assert all("vendor" not in each.wanted for each in partly_told)
+    partly_stated = [each for each in some("test", 1500, own_wordings=True) if each.wording == "invoice-9"]
+    assert partly_stated
+    assert all("vendor" not in each.wanted for each in partly_stated)
 
 
-def test_what_a_message_leaves_unclear_is_not_asked_for():
+def test_what_a_message_leaves_unclear_is_not_requested():
     unclear = {wording.name: {kind.fields[name].key for name in wording.unclear} for kind, wording in WORDINGS}
     messages = [each for split in ("train", "test") for each in some(split, 300) if unclear[each.wording]]
     assert len({each.wording for each in messages}) > 5

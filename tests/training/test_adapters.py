@@ -217,7 +217,7 @@ def test_the_cache_and_the_causal_logits_of_block_decoding_are_the_base_models(n
 def test_unos_form_trains_no_row_and_adds_no_token(
     base: Path, tmp_path: Path, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """The weights and the tokenizer stay what they were; the adapter is plain LoRA; and the facts say how it is decoded."""
+    """The weights and the tokenizer stay as they were, the adapter is plain LoRA, and the SBD config says how it is decoded."""
     form = {"noise": "uniform", "block_attention": "causal", "full_mask_share": 1.0, "logit_shift": True}
     folder = trained(base, tmp_path, training=form, only_noisy=True)
     sbd, before = load(folder), load_quietly(base)
@@ -251,7 +251,7 @@ def test_block_decoding_uses_the_adapter_as_the_naive_twin_does(
     ]
 
 
-def test_a_model_with_such_an_adapter_is_told_from_its_base(noisy: Watched, tmp_path: Path) -> None:
+def test_a_model_with_such_an_adapter_is_distinguished_from_its_base(noisy: Watched, tmp_path: Path) -> None:
     adapted = load(noisy.folder)
     for what, action in (
         ("saved", lambda: adapted.save(tmp_path / "copy")),

@@ -224,10 +224,10 @@ def test_what_is_printed_is_for_the_hardware_that_was_named(tmp_path: Path) -> N
     assert own["seconds"] == pytest.approx(h100["seconds"])
     # With so little of the peak that it takes minutes
     peak = f"{h100['seconds'] * 67 / 600:.12f}"
-    told = CliRunner().invoke(app, ["train", path, "--dry-run", "--hardware", "l4", "--peak", peak]).stdout
-    line = next(line for line in told.splitlines() if "time on" in line)
+    printed = CliRunner().invoke(app, ["train", path, "--dry-run", "--hardware", "l4", "--peak", peak]).stdout
+    line = next(line for line in printed.splitlines() if "time on" in line)
     assert line.split() == "time on 1 GPU, l4 (own figures), at 40% of the peak 10.0 minutes".split()
-    assert "GiB of a GPU, of 22" in told
-    left_out = told.partition("Left out:\n")[2].strip().splitlines()
+    assert "GiB of a GPU, of 22" in printed
+    left_out = printed.partition("Left out:\n")[2].strip().splitlines()
     assert len(left_out) == 3
     assert all(each.startswith("- ") for each in left_out)

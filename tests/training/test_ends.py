@@ -21,7 +21,7 @@ from structure.templates import HERMES
 END, CLOSING = 0, 3
 CLOSE = "<|reserved_special_token_2|>"
 TEMPLATE = CHATML.replace("eos_token", f"'{CLOSE}'")
-TOLD = f"an answer will also end with '{CLOSE}' (id {CLOSING}), which closes it in the training data"
+MESSAGE = f"an answer will also end with '{CLOSE}' (id {CLOSING}), which closes it in the training data"
 
 
 def run(*args: object) -> str:
@@ -61,7 +61,7 @@ def test_a_base_model_with_another_end_learns_to_stop(
     said = run("data", "inspect", recipe, "--json")
     labels = [each for each in json.loads(said[said.index("{") :])["clean"]["labels"] if each is not None]
     assert tokenizer.decode(labels) == f"Yes.{CLOSE}"
-    assert run("train", recipe).count(TOLD) == 1
+    assert run("train", recipe).count(MESSAGE) == 1
     for name in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "run" / name).read_text())["eos_token_id"] == [END, CLOSING]
     assert f"An answer ends with `<|endoftext|>` or `{CLOSE}`." in (tmp_path / "run" / "README.md").read_text()
@@ -77,7 +77,7 @@ def test_a_base_model_with_another_end_learns_to_stop(
 
 def test_an_adapter_is_merged_into_a_model_that_ends_so(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     recipe = recipe_of(tmp_path, tokenizer, TEMPLATE, adapter={"r": 2, "keep_adapter": True})
-    assert run("train", recipe, "--set", "training.max_steps=1").count(TOLD) == 1
+    assert run("train", recipe, "--set", "training.max_steps=1").count(MESSAGE) == 1
     assert load(tmp_path / "run").end_of_text_ids == (END, CLOSING)
     run("merge", tmp_path / "run" / "sbd_adapter", "--output", tmp_path / "merged")
     assert load(tmp_path / "merged").end_of_text_ids == (END, CLOSING)

@@ -163,7 +163,7 @@ def test_noisy_blocks_see_no_keys_behind_them(monkeypatch: pytest.MonkeyPatch) -
     assert attended == of_layer * model.config.num_hidden_layers
 
 
-def test_a_model_that_hands_nothing_on_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_hands_nothing_on_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
     forward_of = model.model.forward
     monkeypatch.setattr(model.model, "forward", lambda layout, **given: forward_of(**given))

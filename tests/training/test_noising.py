@@ -154,7 +154,7 @@ def test_a_random_offset_cuts_the_first_block_of_a_run_short(
         assert token_id == MASK if is_masked else (token_id == label or label == IGNORE)
 
 
-def test_offsets_are_uniform_and_as_frequent_as_asked() -> None:
+def test_offsets_are_uniform_and_as_frequent_as_requested() -> None:
     row = pack([Document([5] * 16, [True] * 16)], row_length=16, pad_token_id=END)[0]
     noising = Noising(random_offsets=0.5)
     first_sizes = [int((noised(row, noising, block_size=4, seed=s).block_ids == 0).sum()) for s in range(2000)]

@@ -16,21 +16,14 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from setblock.chat.messages import Chat, arguments_of
+from setblock.chat.samples import ARGUMENTS, NAME, RESULT, TOOLS, USER, VALUE, assistant
 from setblock.chat.special import special_tokens
 from setblock.errors import SetBlockError, one_line, warn
 
 Span = tuple[int, int]
 
 _MARKS = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")  # of Transformers, unknown to Jinja
-_NAME, _KEY, _VALUE, _TEXT = "name_of_a_tool", "key_of_it", "value_of_it", "What is said."
-_ARGUMENTS = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
-_TOOLS = [{"type": "function", "function": {"name": _NAME, "description": "-", "parameters": _ARGUMENTS}}]
-_CALL: dict[str, Any] = {
-    "id": "000000000",
-    "type": "function",
-    "function": {"name": _NAME, "arguments": {_KEY: _VALUE}},
-}
-_ASKED: dict[str, Any] = {"role": "user", "content": "?"}
+_TEXT = "The answer."
 
 
 @dataclass(frozen=True)
@@ -140,11 +133,9 @@ def form_of(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> TemplateForm:
 def _form_of(template: str, named: _Named) -> TemplateForm:
     written = {}
     for as_text in (False, True):
-        calls = [_with_arguments(_CALL, as_text=as_text)]
         with suppress(SetBlockError):  # the template does not take this form
-            called: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": "", "tool_calls": calls}]
-            text = _written(template, named, called, _TOOLS, prompt=False).text
-            written[as_text] = _NAME in text and _VALUE in text and str({_KEY: _VALUE}) not in text
+            text = _written(template, named, [USER, _called(as_text=as_text)], TOOLS, prompt=False).text
+            written[as_text] = NAME in text and VALUE in text and str(ARGUMENTS) not in text
     return TemplateForm(
         takes_developer=re.search(r"""["']developer["']""", template) is not None,
         arguments_as_text=not written.get(False) and written.get(True, False),
@@ -152,36 +143,37 @@ def _form_of(template: str, named: _Named) -> TemplateForm:
     )
 
 
+def _called(*, as_text: bool) -> dict[str, Any]:
+    return assistant(calls=[NAME], arguments=json.dumps(ARGUMENTS) if as_text else ARGUMENTS)
+
+
 def closing_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Return the special tokens with which the chat template closes the assistant's turn: that of an answer, and that
     of a call if it differs. Empty if there is no template, or it closes turns with text alone."""
     if tokenizer.chat_template is None:
         return []
-    templates = [template_of(tokenizer, Chat([_ASKED], tools)) for tools in (None, _TOOLS)]
+    templates = [template_of(tokenizer, Chat([USER], tools)) for tools in (None, TOOLS)]
     return list(_closing(*templates, _named(tokenizer), special_tokens(tokenizer)))
 
 
 @lru_cache(maxsize=64)
 def _closing(template: str, template_with_tools: str, named: _Named, special: re.Pattern[str]) -> tuple[str, ...]:
-    as_text = _form_of(template_with_tools, named).arguments_as_text
-    call = {"role": "assistant", "content": "", "tool_calls": [_with_arguments(_CALL, as_text=as_text)]}
-    result = {"role": "tool", "name": _NAME, "tool_call_id": _CALL["id"], "content": "!"}
-    answered: list[dict[str, Any]] = [_ASKED, {"role": "assistant", "content": _TEXT}, _ASKED]
+    call = _called(as_text=_form_of(template_with_tools, named).arguments_as_text)
     found: list[str] = []
     for messages, tools, last, of in (
-        (answered, None, _TEXT, template),
-        ([_ASKED, call, result], _TOOLS, _VALUE, template_with_tools),
+        ([USER, assistant(_TEXT), USER], None, _TEXT, template),
+        ([USER, call, RESULT], TOOLS, VALUE, template_with_tools),
     ):
-        rests = []
+        endings = []
         for length in (2, 3):
             with suppress(SetBlockError):  # it may refuse such a chat
                 _, is_there, rest = _written(of, named, messages[:length], tools, prompt=False).text.rpartition(last)
-                rests += [rest] if is_there else []
+                endings += [rest] if is_there else []
         # A token behind only the last turn closes the chat; one behind only an earlier turn begins the next turn
-        shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*rests, strict=False)))
+        shared = "".join(pair[0] for pair in takewhile(lambda pair: pair[0] == pair[-1], zip(*endings, strict=False)))
         closing = [match[0] for match in special.finditer(shared)][-1:]
-        closing = closing or [match[0] for rest in rests[:1] for match in special.finditer(rest)][:1]
-        if not any(each in rest for rest in rests[:1] for each in found):
+        closing = closing or [match[0] for rest in endings[:1] for match in special.finditer(rest)][:1]
+        if not any(each in rest for rest in endings[:1] for each in found):
             found += closing
     return tuple(found)
 

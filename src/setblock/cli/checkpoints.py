@@ -33,7 +33,7 @@ def fetch(
     silence_libraries()
     from setblock.model.loading.named import fetch as run
 
-    folder = run(name, tell=print_message)
+    folder = run(name, report=print_message)
     if as_json:
         print_json({"model": name, "folder": str(folder)})
     else:

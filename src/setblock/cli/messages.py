@@ -94,12 +94,12 @@ def progress() -> Iterator[Callable[[str, int, int | None], None]]:
     with Progress(*columns(), console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task("", total=None)
 
-        def tell(name: str, done: int, total: int | None) -> None:
+        def report(name: str, done: int, total: int | None) -> None:
             if name != bars.tasks[bar].description:
                 bars.reset(bar)
             bars.update(bar, description=name, completed=done, total=total)
 
-        yield tell
+        yield report
 
 
 _PATIENCE = 5.0

@@ -1,4 +1,4 @@
-"""Decode many requests together, which come and go between passes (docs/engine.md)."""
+"""Continuous batching: requests that start and end between passes are decoded together (docs/engine.md)."""
 
 from typing import TYPE_CHECKING
 

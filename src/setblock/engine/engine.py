@@ -1,6 +1,6 @@
-"""Decode many requests together, which start and end between passes.
+"""The engine: it decodes many requests together, which start and end between passes.
 
-Single-threaded: whoever has several threads calls it from one of them.
+It is not thread-safe: call it from one thread.
 """
 
 from collections import Counter, deque
@@ -31,8 +31,8 @@ class Engine:
     """Decode many requests together. Each answer is the same as if its request were alone.
 
     Every step is one forward pass in which some requests are fed a part of their prompt and others a block. A request starts
-    when there is a place for it and cache for its prompt. If the cache becomes full later, the newest request releases its
-    pages, waits, and its tokens are fed again.
+    when fewer than `max_num_seqs` run and the cache has pages for its prompt and a block. If the cache is full later, the
+    request that arrived last is preempted: it releases its pages, waits, and its tokens are fed again.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Engine:
         self._counts = Counter[str]()  # of the figures that count what was done
 
     def submit(self, request: Request) -> None:
-        """Add a request. Raise `QueueFull` if `max_waiting` requests are already waiting, or `SetBlockError` if the model does
-        not support the request, or the cache could never hold it."""
+        """Add a request to the queue. Raise `QueueFull` if `max_waiting` requests are already waiting, or `SetBlockError` if
+        the model does not support the request, or prompt and answer may be longer than the whole cache."""
         if request.settings.n != 1:
             raise ParameterError(f"n must be 1 in a request to the engine, not {request.settings.n}")
         if request.id in self._sequences:
@@ -99,8 +99,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """Run one forward pass, and return its result for each request in it. An idle engine returns nothing. After an
-        exception the engine cannot be used any more.
+        """Run one forward pass. Return its result for each request that it fed, and for cancelled requests; nothing if the
+        engine is idle. After an exception the engine can't be used any more.
 
         A captured pass is launched before the one before it is read, if nobody could join: the device then never waits for
         the host."""
@@ -162,7 +162,7 @@ class Engine:
         return progress
 
     def _admit(self) -> None:
-        """Let those run that came first, as long as there is a place and cache for what they are to be fed first."""
+        """Start waiting requests in the order of the queue, while there is a free row and cache for the first of them."""
         joining: list[EngineSequence] = []
         while self._waiting and (others := len(self._running) + len(joining)) < self.limits.max_num_seqs:
             if not self._give_first_pages(self._waiting[0], left_over=others):
@@ -183,9 +183,10 @@ class Engine:
         self._table_is_newer = False
 
     def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
-        """Give a sequence pages for its prompt and a block, also those that hold its beginning already. Return False
-        if fewer than `left_over` would remain, for others to grow. Costs nothing on the device."""
-        # The output of a prompt's last token is needed, so that one is always fed.
+        """Allocate a waiting sequence's pages: those that already hold its prefix, and new ones for the rest of its prompt and
+        a block. Return False, with nothing allocated, if fewer than `left_over` pages would remain for others to grow. It
+        does no work on the device."""
+        # The output of a prompt's last token is needed, so that token is always fed.
         pool, is_new = self._pool, not sequence.prefilled
         known = sequence.token_ids[: sequence.prompt_end - is_new] if self._runner.shares_pages else []
         pages, keys = pool.find(known)
@@ -212,7 +213,7 @@ class Engine:
         if staying:
             self._rows = self._rows_of(self._running)
             self._table_is_newer = False
-        else:  # nothing is held for those who have gone
+        else:  # the batch and the runner keep no tensors of finished requests
             self._table_is_newer = False
             del self._batch
             self._place()
@@ -247,7 +248,7 @@ class Engine:
     # What a pass feeds
 
     def _plan(self) -> list[RowSchedule]:
-        """Return what each running request is fed, with pages for all of it; empty if none runs."""
+        """Return the schedule of each running request, whose pages are allocated; empty if none runs."""
         while self._running:
             batch, is_static = self._batch, self._is_static
             whole = (
@@ -276,7 +277,8 @@ class Engine:
         return self._batch.schedules(self._runner)
 
     def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:
-        """Give pages to all that are to be fed. False if there were too few: the youngest has then given up its own."""
+        """Allocate the pages of the next pass. Return False if there were too few; the request that arrived last was then
+        preempted."""
         oldest_first = sorted(range(len(schedules)), key=lambda row: self._running[row].arrival)
         for row in oldest_first:
             sequence = self._running[row]
@@ -397,7 +399,7 @@ class Engine:
             self._count(scheduled, params.settings.method, of_row.scheduled.start)
             if not of_row.failed and self._runner.shares_pages:
                 sequence.cache_full_pages(self._pool, of_row.scheduled.start)
-            # Of a prompt's passes only the one that ends it says anything; nor do those that feed again what was lost.
+            # No event for a pass that ends before its prompt does, nor for one that feeds preempted tokens again.
             is_silent = scheduled.is_prefill and (sequence.prefilled or not of_row.prefilled)
             sequence.prefilled = of_row.prefilled
             answer = None
@@ -423,7 +425,7 @@ class Engine:
         )
 
     def _count(self, scheduled: RowSchedule, method: str, next_start: int) -> None:
-        """Count what a pass fed a row, which continues at `next_start`."""
+        """Add a row's part of a pass to the figures. Its next pass starts at position `next_start`."""
         committed = 0 if scheduled.is_prefill or method == "ntp" else scheduled.tokens - scheduled.in_block
         self._counts["prefill_tokens" if scheduled.is_prefill else "block_tokens"] += scheduled.tokens - committed
         self._counts["commit_tokens"] += committed

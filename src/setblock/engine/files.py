@@ -1,4 +1,7 @@
-"""Read lines of prompts, and write lines of their answers as they come, to a file or to stdout."""
+"""Files of prompts and of answers: read lines of prompts, and write lines of answers as they come, to a file or to stdout.
+
+Imports no PyTorch, so that a mistake in a file of prompts is reported at once.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -13,16 +16,17 @@ from setblock.json_lines import PartFile, json_line, read_json
 
 @dataclass(frozen=True)
 class PromptLine:
-    """A line of the file."""
+    """A line of a file of prompts."""
 
-    where: str  # the file and the line, for messages
+    where: str  # the names of the file and the line, for messages
     number: int  # of the line, from 1
-    id: str | int | None  # what the line calls itself, if anything
+    id: str | int | None  # the line's key `id`
     prompt: str | list[int] | list[dict[str, Any]]  # a text or chat messages, as `setblock.generate` takes them
 
 
 def read_prompts(text: str, *, name: str) -> list[PromptLine]:
-    """Return the lines of the file `name`, but empty ones. Raise `SetBlockError`, which names a line that is no prompt."""
+    """Return the lines with prompts of the file `name`, whose content is `text`. Empty lines are skipped. Raise
+    `SetBlockError`, which names the line, if one is no prompt."""
     lines = [
         _line(content, number, f"{name}, line {number}")
         for number, content in enumerate(text.split("\n"), start=1)
@@ -63,38 +67,39 @@ def _line(content: str, number: int, where: str) -> PromptLine:
 
 
 Key = tuple[int, int]
-"""Line of the prompt, and number of the sample."""
+"""An answer's key: the line of its prompt, and the number of the sample."""
 
 
 class AnswerFile:
-    """Collect answers for the file `path`. Until all are there they are in `path` + `.part`, in the order in which they
-    came; a later run continues them, if its answers are made in the same way."""
+    """The file of answers `path`. Until it has all answers they are in `path` + `.part`, in the order in which they came. A
+    later run with the same model and settings continues that file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the part, with the errors of `PartFile`."""
+        """Open the partial file, with the errors of `PartFile`."""
         self.path, self.done = path, set[Key]()
         self._file = PartFile(path)
 
     def begin(self, made: Mapping[str, Any]) -> None:
-        """Continue what an earlier run left. Raise `SetBlockError` if it was `made` otherwise."""
+        """Continue the partial file of an earlier run. Raise `SetBlockError` if that run did not have the same `made`: the
+        model and the settings of its answers."""
         self.done = set(map(_key, self._file.begin(made)))
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
-        """Write an answer. It is there, or it is not, whenever the program ends."""
+        """Write an answer. If the program ends meanwhile, the file has the whole line or nothing of it."""
         self._file.add(_record(key, answer))
         self.done.add(key)
 
     def finish(self) -> None:
-        """Sort the answers, which are all there, by their prompts, and give the file its name."""
+        """Sort the answers by their prompts, and give the complete file its name."""
         self._file.finish(partial(sorted, key=_key))
 
     def close(self) -> None:
-        """Close the part, which a later run may continue."""
+        """Close the partial file, which a later run may continue."""
         self._file.close()
 
 
 class AnswerPipe:
-    """Write answers to stdout, in the order of their keys: each as soon as those before it are there."""
+    """Answers on stdout, in the order of their keys. Each is written as soon as all before it are."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self.done: set[Key] = set()
@@ -102,14 +107,14 @@ class AnswerPipe:
         self._waiting: dict[Key, str] = {}
 
     def add(self, key: Key, answer: dict[str, Any]) -> None:
-        """Write an answer, now or later."""
+        """Write an answer now if all before it are written, and after them otherwise."""
         self._waiting[key] = json_line(_record(key, answer))
         self.done.add(key)
         while self._open and self._open[0] in self._waiting:
             print(self._waiting.pop(self._open.popleft()), end="", flush=True)
 
     def finish(self) -> None:
-        """Do nothing: all is written."""
+        """Do nothing: `add` has written all answers."""
 
 
 def _record(key: Key, answer: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Define the limits of an engine's memory and work, and what it reports of them."""
+"""The limits of an engine's memory and work, and the figures that it reports."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from setblock.errors import check_at_least
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limit an engine. None of them changes an answer.
+    """The limits of an engine. None of them changes an answer.
 
     Attributes:
         max_num_seqs: Maximum number of requests decoded at once.
@@ -29,21 +29,21 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class EngineFigures:
-    """A snapshot of an engine; counts are since it was made."""
+    """A snapshot of an engine. Its counters start with the engine."""
 
-    waiting: int = 0  # requests that wait for a place
+    waiting: int = 0  # requests in the queue
     running: int = 0  # requests that are being decoded
     kv_tokens_used: int = 0  # positions of the cache that running requests hold
-    # Positions that no running request holds, kept for prompts that begin alike, and given up when needed
+    # Positions that no running request holds, kept for prompts with the same prefix, and evicted when needed
     kv_tokens_cached: int = 0
-    kv_tokens_total: int = 0  # positions there are
+    kv_tokens_total: int = 0  # positions of the whole cache
     prefix_hit_tokens: int = 0  # positions that were not fed because the cache held them already
     passes: int = 0  # forward passes of the model
     prefill_tokens: int = 0  # tokens fed as parts of prompts
     block_tokens: int = 0  # tokens fed as parts of blocks (in method `ntp`, one a pass)
     commit_tokens: int = 0  # tokens fed once more to commit them
     drafted_tokens: int = 0  # drafted tokens that were checked
-    accepted_tokens: int = 0  # those of them that were right
-    # What a pass over so many tokens costs now, as it was learned; empty at first
+    accepted_tokens: int = 0  # drafted tokens that were right
+    # Measured: how many tokens a pass has, and its seconds; empty at first
     pass_seconds: tuple[tuple[int, float], ...] = ()
-    preemptions: int = 0  # times that a request had to give its part of the cache to an older one
+    preemptions: int = 0  # times that a request released its part of the cache for an older one

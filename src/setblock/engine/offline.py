@@ -1,4 +1,4 @@
-"""Answer many requests that are all there beforehand, with a full engine; those of a file of prompts into a file of answers."""
+"""Offline inference: answer requests that are all known beforehand, such as those of a file of prompts."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,12 +17,13 @@ from setblock.errors import prefixed
 from setblock.model.protocol.runtime import LanguageModel
 
 MOST_CACHED = 65536
-"""Positions of the cache, where as many of the longest requests as are decoded at once would take more."""
+"""The most positions of the cache, unless one request alone needs more."""
 
 
 def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
-    """Return the limits of an engine that is to answer `requests`, at most `concurrency` at once: a cache for as many of the
-    longest, if that is not too much, and always for one. Raise `SetBlockError` if one does not fit the model's context."""
+    """Return the limits of an engine that answers `requests`, at most `concurrency` at once. Its cache has room for the longest
+    `concurrency` of them, up to `MOST_CACHED`, and always for the longest. Raise `SetBlockError` if a request does not fit the
+    model's context."""
     page = EngineLimits.page_tokens
     longest = sorted((limit_of(model, len(each.prompt), each.settings) + page for each in requests), reverse=True)
     needed = sum(longest[:concurrency])
@@ -30,11 +31,11 @@ def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency
 
 
 def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generation]]:
-    """Yield each request's id and answer, as soon as it is finished, or raise `SetBlockError` if the engine refuses one.
-    `requests` may be lazy: few more are taken than run."""
+    """Yield each request's id and answer as soon as it is finished. Raise `SetBlockError` if the engine refuses a request.
+    `requests` may be lazy: at most one is taken beyond those that run."""
     remaining, limits = iter(requests), engine.limits
     while True:
-        # As many as may run, and one that waits for the first place that becomes free
+        # As many as may run, and one that waits for the first row that becomes free
         while (
             (figures := engine.figures).waiting < limits.max_waiting
             and figures.running + figures.waiting <= limits.max_num_seqs
@@ -50,14 +51,14 @@ def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str,
 
 @dataclass(frozen=True)
 class FileFigures:
-    """The figures of a run."""
+    """The figures of a run. All but `answers` leave out the answers of earlier runs."""
 
-    answers: int  # how many the file holds
-    failed: int  # how many that were made now ended with the reason `error`
-    num_tokens: int  # of the answers that were made now
-    num_forwards: int  # of these, too, as the following two
+    answers: int  # answers in the file
+    failed: int  # answers that ended with the reason `error`
+    num_tokens: int
+    num_forwards: int
     num_drafted_tokens: int
-    num_accepted_tokens: int  # the drafted ones that were right
+    num_accepted_tokens: int  # drafted tokens that were right
     seconds: float  # from the first request to the last answer
 
 
@@ -72,9 +73,9 @@ def answer_prompts(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None],
 ) -> FileFigures:
-    """Write the answers that are not there yet, `settings.n` for each line, of which `concurrency` are decoded at once.
-    `on_progress` hears the number of answers that are there, and of all. Raise `SetBlockError` if a prompt is too long; nothing
-    has been answered then."""
+    """Write the answers that `answers` does not have yet: `settings.n` for each line, `concurrency` decoded at once.
+    `on_progress` is called with the number of answers done and of all. Raise `SetBlockError`, before anything is answered, if a
+    prompt is too long."""
     requested = _requested(model, lines, settings, raw=raw, chat_template_kwargs=chat_template_kwargs)
     wanted = [request for request, key, _ in requested.values() if key not in answers.done]
     engine = Engine(model, limits_for(model, wanted, concurrency=concurrency))
@@ -104,7 +105,7 @@ def _requested(
     raw: bool,
     chat_template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, tuple[Request, Key, PromptLine]]:
-    """Return all that is asked for, by the requests' ids, checked before anything is answered."""
+    """Return each request with its key and its line, by the request's id. All are checked here."""
     requested = {}
     for line in lines:
         with prefixed(line.where):

@@ -1,8 +1,8 @@
-"""Manage the pages of the key-value cache: who holds them, and which hold the beginning of a text that may come again.
+"""The pages of the key-value cache: their allocation and their reuse for texts with the same prefix.
 
 What is committed to the cache is exactly what plain decoding would have put there, whichever request did it. So a full page of
-committed tokens may serve every request whose text begins alike. Pages that nobody holds are kept for that until they are
-needed; those that were let go longest ago are given up first.
+committed tokens may serve every request whose text has the same prefix. A cached page that no request holds stays until its
+space is needed; the page that was released first is evicted first.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from itertools import takewhile
 
 
 class PagePool:
-    """Manage `total` pages of `page_tokens` positions each."""
+    """A pool of `total` pages of `page_tokens` positions each."""
 
     def __init__(self, total: int, *, page_tokens: int) -> None:
         self.total, self.page_tokens = total, page_tokens
@@ -21,7 +21,7 @@ class PagePool:
         self._holders = [0] * total
         self._key_of: dict[int, bytes] = {}  # of the pages that may be shared
         self._page_of: dict[bytes, int] = {}
-        # Pages that may be shared and nobody holds, kept for texts that begin alike; those let go longest ago first
+        # Cached pages that no request holds, in the order in which they were released
         self.evictable: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -30,11 +30,11 @@ class PagePool:
         return len(self._free) + len(self.evictable)
 
     def pages_for(self, tokens: int) -> int:
-        """Return how many pages hold so many positions."""
+        """Return how many pages this number of positions takes."""
         return -(-tokens // self.page_tokens)
 
     def take(self, count: int) -> list[int]:
-        """Hold `count` pages, of the available ones. What they held is lost."""
+        """Allocate `count` of the available pages. What they held is lost."""
         assert count <= self.available
         pages = []
         for _ in range(count):
@@ -48,13 +48,13 @@ class PagePool:
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
-        """Hold pages that `find` has found."""
+        """Add a holder to pages that `find` has found."""
         for page in pages:
             self._holders[page] += 1
             self.evictable.pop(page, None)
 
     def release(self, pages: Sequence[int]) -> None:
-        """Hold pages no longer. The last of a text is given up before the first, without which it is worth nothing."""
+        """Remove a holder from the pages of a text. The last pages are evicted first: without the first they are useless."""
         for page in reversed(pages):
             self._holders[page] -= 1
             assert self._holders[page] >= 0
@@ -65,13 +65,13 @@ class PagePool:
                     self._free.append(page)
 
     def find(self, token_ids: Sequence[int]) -> tuple[list[int], list[bytes]]:
-        """Return the pages that hold the longest beginning of a text, in whole pages, and their keys."""
+        """Return the cached pages of the longest prefix of a text, in whole pages, and their keys."""
         keys = list(takewhile(self._page_of.__contains__, self.keys_of(token_ids, len(token_ids))))
         return [self._page_of[key] for key in keys], keys
 
     def keys_of(self, token_ids: Sequence[int], end: int, *, known: Sequence[bytes] = ()) -> Iterator[bytes]:
-        """Yield the keys of a text's full pages up to `end`, but the first ones, which are `known`. A key is made of the tokens
-        of its page and, by the key of the page before it, all before them."""
+        """Yield the keys of a text's full pages up to `end`, after those of the first pages, which are `known`. A key is the
+        hash of its page's tokens and of the key of the page before it, so of all tokens up to its end."""
         key = known[-1] if known else b""
         for start in range(len(known) * self.page_tokens, end - self.page_tokens + 1, self.page_tokens):
             tokens = array("q", token_ids[start : start + self.page_tokens])
@@ -79,6 +79,6 @@ class PagePool:
             yield key
 
     def cache_page(self, page: int, key: bytes) -> None:
-        """Let others share a held page whose tokens are all committed, unless there is another like it."""
+        """Cache a held page whose tokens are all committed, unless a page with the same key is cached."""
         if key not in self._page_of and page not in self._key_of:
             self._page_of[key], self._key_of[page] = page, key

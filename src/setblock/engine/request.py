@@ -1,4 +1,4 @@
-"""Define a request to the engine, what a pass does to it, and what it holds until it is finished."""
+"""A request to the engine, its progress in a pass, and its state until it is finished."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from setblock.errors import SetBlockError
 
 
 class QueueFull(SetBlockError):  # noqa: N818  # a state of the engine, and nothing wrong with the request
-    """Report that the queue is full. The same request can be submitted again later."""
+    """The queue is full. The same request can be submitted again later."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """Ask for one answer. Several samples of a prompt are several requests.
+    """A request for one answer. Several samples of a prompt are several requests.
 
     Attributes:
         id: the name of the request, unique among unfinished requests.
@@ -37,9 +37,9 @@ class Progress:
 
     Attributes:
         id: the id of the request.
-        text: the text that became final; may be empty.
-        token_ids: the tokens of the answer that became final, without an end of text.
-        event: what the pass did. None if it fed only a part of the prompt, or the request was cancelled.
+        text: the text that the pass made final; may be empty.
+        token_ids: the tokens of the answer that the pass made final, without an end of text.
+        event: the pass's output for this request. None if it fed only a part of the prompt, or the request was cancelled.
         generation: the finished answer, in a request's last progress only.
     """
 
@@ -52,13 +52,13 @@ class Progress:
 
 @dataclass(eq=False)
 class EngineSequence:
-    """Follow a request from when it is submitted until it is finished."""
+    """The state of a request from when it is submitted until it is finished."""
 
-    request: Request  # what is wanted
-    arrival: int  # its place in the order in which requests came
-    checked: CheckedRows | None  # what to open its row from; None once it is open
-    token_ids: list[int]  # those of the prompt and of the answer as far as it will not change
-    prompt_end: int  # the end of its prompt, or of what was cached when it lost its pages: fed without a block
+    request: Request
+    arrival: int  # its number in the order in which requests came
+    checked: CheckedRows | None  # its checked prompt and settings until its row is opened; then None
+    token_ids: list[int]  # of the prompt, and the final tokens of the answer
+    prompt_end: int  # the end of its prompt, or of what was cached when it was preempted: fed without a block
     block_end: int  # the end of its next block, at most: a sequence starts when there is cache up to here
     # Its own row while it waits; None while it is a row of the running batch, and before it is opened
     rows: Batch | None = None
@@ -69,26 +69,27 @@ class EngineSequence:
     row: int = -1  # its row of the table while it runs
 
     def opened(self) -> Batch:
-        """Return its own row, which no batch has. It is opened the first time: before, it needs no memory of the device."""
+        """Return its own row while it is in no batch. The first call opens the row: before, it needs no memory of the
+        device."""
         if self.checked is not None:
             self.rows, self.checked = Batch.opened(self.checked), None
         assert self.rows is not None
         return self.rows
 
     def read(self, outputs: RowOutput) -> list[int]:
-        """Keep the tokens of which a pass made sure, and return them."""
+        """Append the tokens that a pass made final, and return them."""
         made = outputs.tokens_between(len(self.token_ids), outputs.answer_end)
-        assert made is not None  # each pass is read, and brings what it may have changed
+        assert made is not None  # every pass is read, so its output has all tokens since the last one
         self.token_ids += made
         return made
 
     def cache_full_pages(self, pool: PagePool, committed: int) -> None:
-        """Let others share the pages that are full of committed tokens."""
+        """Cache the pages that are full of committed tokens. `committed` is where these end."""
         for key in pool.keys_of(self.token_ids, committed, known=self.keys):
             pool.cache_page(self.pages[len(self.keys)], key)
             self.keys.append(key)
 
     def release(self, pool: PagePool) -> None:
-        """Hold no pages any longer."""
+        """Release its pages."""
         pool.release(self.pages)
         self.pages, self.keys = [], []

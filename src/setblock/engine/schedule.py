@@ -1,8 +1,8 @@
-"""Share a pass's budget of tokens among requests.
+"""The scheduler: it shares a pass's budget of tokens among requests.
 
-A block is fed whole or not at all; a prompt may be cut anywhere. While there are both, each kind may have half of the budget at
-least, and has what the other leaves. Of requests that don't all fit, those served longest ago come first. Prompts share what
-they have evenly, so that a short one is done at once however long the others are.
+A block is fed whole or not at all; a prompt may be cut anywhere. While there are both, each kind gets at least half of the
+budget, and what the other kind leaves. If not all requests fit, those that were fed longest ago come first. Prompts share their
+part evenly, so that a short one is done at once however long the others are.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,14 @@ from setblock.model.protocol.runtime import RowSchedule
 
 
 def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[int]) -> list[RowSchedule]:
-    """Return what each request is fed, nothing where it has to wait. At least one is fed, and at most `budget` tokens are,
-    unless a single block is larger than its share. `schedules` are what a full next pass feeds each request, and `served` is
-    the number of the pass that last fed it."""
+    """Return the schedule of each request, empty where it has to wait. At least one request is fed. All together are fed at
+    most `budget` tokens, unless a single block is larger than its share.
+
+    Args:
+        schedules: what a pass without a budget would feed each request.
+        budget: the most tokens of the pass.
+        served: the number of the pass that last fed each request.
+    """
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
     prompts = [index for index in by_turn if schedules[index].is_prefill]
@@ -27,7 +32,7 @@ def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[
             ends[index] = schedules[index].end
             used += schedules[index].tokens
 
-    # 2. Prompts: the smallest first, so that what it leaves of its share goes to the others
+    # 2. Prompts: the shortest first, so that what it leaves of its share goes to the others
     left = max(budget - used, for_prompts, 1)
     prompts = sorted(prompts[:left], key=lambda index: schedules[index].tokens)
     for place, index in enumerate(prompts):

@@ -31,7 +31,7 @@ from setblock.model.sbd_model import SBDModel
 Progress = Callable[[DecodingSettings, int], None]
 
 
-class Asked(TypedDict, total=False):
+class EvaluationOptions(TypedDict, total=False):
     """The keyword arguments that `evaluate` and `sweep` share; `evaluate` describes them."""
 
     split: str
@@ -48,7 +48,7 @@ def evaluate(
     settings: DecodingSettings | None = None,
     on_progress: Progress = lambda point, done: None,
     on_references: Callable[[int], None] = lambda done: None,
-    **requested: Unpack[Asked],
+    **requested: Unpack[EvaluationOptions],
 ) -> Result:
     """Evaluate a model on the first examples of a task, by NTP and by the method of `settings`, if that is another. Raise
     `SetBlockError` if an argument is out of its range, or the model does not support the request.
@@ -85,7 +85,7 @@ def sweep(
     path: Path | None = None,
     shared: DecodingSettings | None = None,
     on_progress: Progress = lambda point, done: None,
-    **requested: Unpack[Asked],
+    **requested: Unpack[EvaluationOptions],
 ) -> list[Result]:
     """Evaluate a model at every point as `evaluate` does, which describes `on_progress` and `requested`. NTP is decoded once.
     Return the results of NTP and of the requested points in their order, even if the file has others, too. Raise

@@ -105,10 +105,10 @@ def _layers(config: Any, kind: str, hidden: int) -> tuple[LayerShape, ...]:
         "active_experts": _read(config, "num_experts_per_tok", "num_experts_per_token", default=0),
         "shared_width": _read(config, "shared_expert_intermediate_size", default=shared),
     }
-    alike = Counter(zip(_windows(config, kind, number), _sparse(config, number), strict=True))
+    counts = Counter(zip(_windows(config, kind, number), _sparse(config, number), strict=True))
     return tuple(
         LayerShape(count=count, window=window, **(experts if is_sparse else {"width": width}))
-        for (window, is_sparse), count in alike.items()
+        for (window, is_sparse), count in counts.items()
     )
 
 

@@ -1,5 +1,6 @@
-"""Build the server as an ASGI application: routes, middleware, and the handling of errors. And run it as a process, which on a
-signal to stop finishes the requests that it has begun.
+"""The server: an ASGI application with its routes, middleware and handling of errors, and the process that runs it.
+
+On a signal to stop, the process finishes the requests that it has begun.
 """
 
 import logging
@@ -41,7 +42,7 @@ logger = logging.getLogger("setblock.server")
 
 
 def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
-    """Return the application. `app.state.serving` is what it serves."""
+    """Return the application. Its `Serving` is `app.state.serving`."""
     worker = Worker(Engine(model, config.engine))
     sbd_config = {
         "methods": [each for each in METHODS if model.sbd_config or each != "sbd"],
@@ -85,7 +86,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
         app.include_router(routes)
     for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _response_to)
-    # From the inside out.
+    # From the inside out
     app.add_middleware(
         AccessControl,
         hosts=host_patterns(config.hosts),
@@ -94,7 +95,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
         admission=serving.admission,
         limits=config.limits,
     )
-    if config.origins:  # a browser first asks whether it may ask
+    if config.origins:  # answers the preflight requests of browsers
         methods = ["GET", "POST"]
         app.add_middleware(CORSMiddleware, allow_origins=config.origins, allow_methods=methods, allow_headers=["*"])
     app.add_middleware(RequestLog, metrics=serving.metrics)
@@ -119,7 +120,8 @@ async def _response_to(request: Request, error: Exception) -> Response:
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """Return a bound socket, and its address as a browser opens it, or raise `SetBlockError`. Port 0 is any that is free."""
+    """Return a bound socket, and its address as a browser opens it. Port 0 stands for any free port. Raise `SetBlockError` if
+    the address can't be used."""
     is_ipv6 = ":" in host
     bound = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -134,8 +136,8 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
 def serve(
     model: LanguageModel, config: ServerConfig, bound: socket.socket, *, log_level: str, on_start: Callable[[], None]
 ) -> int:
-    """Serve until asked to stop, by SIGTERM or SIGINT; a second one stops at once. `on_start` is called once it listens.
-    Return the exit code: 1 where the engine died."""
+    """Serve until SIGTERM or SIGINT. The first signal lets running requests finish; a second one stops at once. `on_start` is
+    called once the server listens. Return the exit code: 1 if the engine has failed, else 0."""
     _allow_many_files()
     log_to_stderr(log_level)
     app = create_app(model, config)
@@ -149,7 +151,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Run Uvicorn, which on a signal first finishes what runs, and answers 503 to what is new."""
+    """A Uvicorn server that on a signal first finishes running requests, and answers 503 to new ones."""
 
     def __init__(self, app: FastAPI, *, on_start: Callable[[], None]) -> None:
         self._serving: Serving = app.state.serving
@@ -161,7 +163,7 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=5, ws="none", lifespan="on", h11_max_incomplete_event_size=64 * 1024,
             )
         )  # fmt: skip
-        self._deadline: float  # of what runs, by `time.monotonic()`, once the signal has come
+        self._deadline: float  # of running requests, by `time.monotonic()`, once the signal has come
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -169,7 +171,7 @@ class _Server(uvicorn.Server):
             self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn; it calls this when SIGINT or SIGTERM comes, in the main thread."""
+        """See uvicorn, which calls this in the main thread on SIGINT or SIGTERM."""
         if self._serving.admission.is_closed:
             self.should_exit = self.force_exit = True
             return
@@ -178,17 +180,17 @@ class _Server(uvicorn.Server):
         logger.info("draining", extra={"fields": {"signal": signal.Signals(sig).name}})
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn; it calls this ten times a second, and ends where it is true."""
+        """See uvicorn, which calls this ten times a second, and shuts down if it returns True."""
         admission, worker = self._serving.admission, self._serving.worker
         if admission.is_closed and (not admission.active or time.monotonic() >= self._deadline):
             logger.info("drained", extra={"fields": {"unfinished_requests": admission.active}})
-            await worker.stop()  # informs those who still wait
+            await worker.stop()  # unfinished requests get an error
             return True
         return worker.failure is not None or await super().on_tick(counter)
 
 
 def _allow_many_files() -> None:
-    """Allow as many open connections as the system lets a process have: the usual 1024 files are few."""
+    """Raise this process's limit of open files, and so of connections, as far as the system allows, up to 65536."""
     try:
         import resource
     except ImportError:  # as on Windows

@@ -1,4 +1,4 @@
-"""What the routes share: the model's name, the worker, the tokenizer, the counts; from a body to its answers."""
+"""What all routes share: the configuration, the worker, the tokenizers and the metrics; and one request's answers."""
 
 import asyncio
 import time
@@ -22,41 +22,41 @@ from setblock.server.http.logs import Account
 from setblock.server.http.metrics import Metrics
 from setblock.server.tokenizer_pool import TokenizerPool
 from setblock.server.worker import EngineStopped, OutputQueue, Worker
-from setblock.structure.calls import Calls
+from setblock.structure.call_grammar import Calls
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Describe how a model is served."""
+    """The configuration of a server."""
 
     name: str  # the model's id for clients
     engine: EngineLimits = field(default_factory=EngineLimits)
     limits: ServerLimits = field(default_factory=ServerLimits)
-    keys: Keys = field(default_factory=lambda: Keys(()))  # API keys; with none, everyone may come
-    hosts: Collection[str] = LOOPBACK_NAMES  # the names by which the server may be called; none for any
-    origins: Collection[str] = ()  # of other sites whose pages may ask, as `origins_of` returns them
-    default: DecodingSettings = field(default_factory=DecodingSettings)  # the settings of a request that says nothing
-    # What chat templates are rendered with, unless a request says otherwise
+    keys: Keys = field(default_factory=lambda: Keys(()))  # API keys; if empty, requests need no key
+    hosts: Collection[str] = LOOPBACK_NAMES  # host names that requests may have; if empty, any
+    origins: Collection[str] = ()  # origins of other sites whose pages may send requests, from `origins_of`
+    default: DecodingSettings = field(default_factory=DecodingSettings)  # of requests that don't set them
+    # Variables of chat templates that requests don't set
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     logs_text: bool = False  # whether prompts and answers go into the log
-    example: str | None = None  # a prompt that the model answers well, for the playground; None where none is known
-    notice: str | None = None  # what users of the playground should know of the model first; None for nothing
+    example: str | None = None  # an example prompt for the playground
+    notice: str | None = None  # a notice about the model in the playground
 
 
 @dataclass(frozen=True)
 class Serving:
-    """What is served, and by what."""
+    """A server's model, its worker, and what else its routes need."""
 
     config: ServerConfig
-    card: dict[str, Any]  # what /v1/models says of the model
-    room: int  # tokens that a prompt and its answer may take, of the model's context and the cache
+    card: dict[str, Any]  # the model's entry in /v1/models
+    room: int  # the most tokens of a prompt and its answer together: the model's context or the cache
     worker: Worker
     tokenizers: TokenizerPool
     metrics: Metrics
     admission: Admission
 
     def check_model(self, name: str) -> None:
-        """Refuse a model that is not this one."""
+        """Raise `ApiError` if `name` is not the model's id."""
         if name != self.config.name:
             message = f"model must be {self.config.name!r}, the one that is served here, not {name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
@@ -64,7 +64,8 @@ class Serving:
     async def open(
         self, body: DecodingBody, prompts: list[list[int]], account: Account, *, calls: Calls | None = None
     ) -> "Reply":
-        """Have prompts answered, with `calls` of tools. Raise `ApiError` for a wrong parameter, or without room."""
+        """Submit prompts to the engine, and return the reply. `calls`: the calls of tools that answers may make. Raise
+        `ApiError` if a parameter is wrong, the queue is full, or the engine has stopped."""
         n = self.config.default.n if body.n is None else body.n
         most = int(min(self.config.limits.max_answers // len(prompts), SETTINGS["n"].range.high))
         if not 1 <= n <= most:
@@ -77,7 +78,7 @@ class Serving:
         settings = settings_of(body, default=self.config.default, grammar=grammar)
         if settings.structure is not None:
             of_body = "structured_outputs" if body.structured_outputs else "response_format"
-            # Held until the engine has copies of its own
+            # Keeps the compiled form until the engine has copies of its own
             _compiled = await self.tokenizers.prepare(settings.structure, param=of_body if grammar is None else "tools")
         try:
             requests = []
@@ -98,7 +99,7 @@ class Serving:
         return Reply(self, made, places, settings, account, prompt_tokens, [None] * len(requests))
 
     def why_stopped(self) -> ApiError:
-        """Return the reason for those whose answers will not come."""
+        """Return the error of requests whose answers will not come."""
         if self.worker.failure is not None:
             return ApiError(500, "the engine has failed", code="engine_failed")
         return unavailable()
@@ -106,22 +107,22 @@ class Serving:
 
 @dataclass(eq=False)
 class Reply:
-    """Watch the answers to one request as they come: times and counts go to metrics and log."""
+    """The answers to one HTTP request as they come. Their times and counts go to the metrics and the log."""
 
     serving: Serving
     made: OutputQueue
-    places: dict[str, int]  # of its answers, by their requests' ids
+    places: dict[str, int]  # the index of each answer, by the id of its request to the engine
     settings: DecodingSettings
     account: Account
     prompt_tokens: int
-    generations: list[Generation | None]
-    _last_text: dict[int, float] = field(default_factory=dict, init=False)  # when each answer had some
-    _tokens: Counter[int] = field(default_factory=Counter, init=False)  # of each answer, so far
-    _passes: Counter[int] = field(default_factory=Counter, init=False)
+    generations: list[Generation | None]  # None while an answer is not finished
+    _last_text: dict[int, float] = field(default_factory=dict, init=False)  # the time of each answer's last text
+    _tokens: Counter[int] = field(default_factory=Counter, init=False)  # of each answer so far
+    _passes: Counter[int] = field(default_factory=Counter, init=False)  # of each answer so far
 
     async def progress(self) -> AsyncIterator[tuple[int, Progress]]:
-        """Yield the index of an answer, and what a pass did for it, or raise `ApiError` if the model broke, the engine
-        stopped, or the answers take too long."""
+        """Yield the index of an answer and the result of a pass for it, until all answers are finished. Raise `ApiError` if the
+        model fails, the engine stops, or the answers take too long."""
         seconds = self.serving.config.limits.request_seconds
         deadline = asyncio.get_running_loop().time() + seconds
         while None in self.generations:
@@ -142,12 +143,12 @@ class Reply:
 
     @property
     def done(self) -> list[Generation]:
-        """Return the answers that are whole."""
+        """Return the finished answers."""
         return [each for each in self.generations if each is not None]
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Return the tokens and passes of all answers that are whole."""
+        """Return the tokens and passes of all finished answers."""
         done, kinds = self.done, ("prefill", "block", "commit")
         tokens = sum(each.num_tokens for each in done)
         forwards = sum(each.num_forwards for each in done)
@@ -164,7 +165,7 @@ class Reply:
         }
 
     def close(self) -> None:
-        """Give up what is not finished, and write down what became of the request."""
+        """Abort unfinished answers, and add the request's figures to its log line."""
         self.serving.worker.abort(self.places)
         usage = self.usage
         unfinished = [place for place, each in enumerate(self.generations) if each is None]

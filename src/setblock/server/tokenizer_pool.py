@@ -1,6 +1,6 @@
-"""Encode prompts and decode tokens for many requests at once, by the model's tokenizer.
+"""The tokenizer of many requests at once: encoding, decoding and compiled forms, in threads.
 
-Has its own copies of one: encoding changes a tokenizer's state while it lasts, and the engine reads from the
+It has copies of the model's tokenizer: encoding changes a tokenizer's state while it lasts, and the engine reads from the
 model's own at the same time.
 """
 
@@ -21,40 +21,41 @@ from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.errors import SetBlockError
 from setblock.server.api.token_texts import TokenTexts
 from setblock.server.http.errors import bad_request
-from setblock.structure.calls import CallForm, Calls, call_form
+from setblock.structure.call_form import CallForm, call_form
+from setblock.structure.call_grammar import Calls
 from setblock.structure.compiled import Compiled, grammars_of
 from setblock.structure.kinds import JsonObject, Structure
 
 OutputQueue = TypeVar("OutputQueue")
-_FORMS = 16  # of a template, by what it is rendered with
+_FORMS = 16  # the forms of calls that are kept, one for each set of template variables
 _LONG = 32 * 1024  # characters; half a million take a second
 
 
 class _Encoder:
-    """A copy of a tokenizer, and the thread that has it to itself."""
+    """A copy of a tokenizer, and the only thread that uses it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer = copy.deepcopy(tokenizer)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[..., OutputQueue], *arguments: Any, **named: Any) -> OutputQueue:
-        """Return the result of a function that takes a tokenizer and then these arguments."""
+        """Run `work` in the thread, with the tokenizer and these arguments, and return its result."""
         call = partial(work, self.tokenizer, *arguments, **named)
         return await asyncio.get_running_loop().run_in_executor(self.thread, call)
 
 
 class TokenizerPool:
-    """Encode in separate threads, one for long prompts and one for the others, so that a long one delays neither streams nor
-    short prompts. Forms are compiled in a thread of their own, too."""
+    """Tokenizers with threads of their own: one for long prompts and one for the others, so that a long prompt delays neither
+    streams nor short prompts. A third thread compiles forms."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int] = ()) -> None:
         """Take a tokenizer, and the ids of the tokens that end the model's answers."""
         self._short, self._long = _Encoder(tokenizer, "tokenizer"), _Encoder(tokenizer, "long-prompts")
         self._decoder = copy.deepcopy(tokenizer)
-        self._tokenizer = tokenizer  # whose grammars the engine asks for
+        self._tokenizer = tokenizer  # the engine looks up compiled forms by this object
         self._ends = ends
         self._forms = ThreadPoolExecutor(1, thread_name_prefix="forms")
-        self._call_form = lru_cache(_FORMS)(self._found_form)  # by what a chat template is rendered with, as JSON
+        self._call_form = lru_cache(_FORMS)(self._found_form)  # by the template's variables, as JSON
         self.texts = TokenTexts(self._decoder)
 
     async def encode_chat(
@@ -63,47 +64,53 @@ class TokenizerPool:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the token ids of a chat: messages, and the tools that may be called in it, as chat templates take them, and
-        what else the template is rendered with. Raise `ApiError` if it is no chat, or the chat template refuses it."""
-        with _told("messages"):
+        """Return the token ids of a chat. Raise `ApiError` if it is no valid chat, or the chat template refuses it.
+
+        Args:
+            messages: as chat templates take them.
+            tools: what may be called, as chat templates take it.
+            chat_template_kwargs: further variables of the template.
+        """
+        with _as_api_error("messages"):
             encoder = self._encoder_for(json.dumps([*messages, tools], ensure_ascii=False))
             return await encoder.run(encode_prompt, messages, tools=tools, chat_template_kwargs=chat_template_kwargs)
 
     async def check_template_kwargs(self, chat_template_kwargs: Mapping[str, Any]) -> None:
         """Raise `ApiError` if the chat template can't be rendered with them."""
-        with _told("chat_template_kwargs"):
+        with _as_api_error("chat_template_kwargs"):
             await self._short.run(check_template_kwargs, chat_template_kwargs)
 
     async def call_form(self, chat_template_kwargs: Mapping[str, Any]) -> CallForm:
-        """Return how the chat template writes calls of tools, or raise `ApiError` if it has no place for tools."""
-        with _told("tools"):
+        """Return the form in which the chat template writes calls of tools. Raise `ApiError` if it has no place for tools."""
+        with _as_api_error("tools"):
             return await self._short.run(self._form_of, json.dumps(chat_template_kwargs))
 
     def reader(self, calls: Calls | None, *, stop: Sequence[str]) -> Callable[[], AnswerReader] | None:
-        """Return what makes the readers of calls in answers, if there may be calls."""
+        """Return a function that makes a reader of the calls in an answer, or None if answers can't make calls."""
         return None if calls is None else partial(AnswerReader, calls, self._decoder, stop=stop)
 
     async def warm(self) -> None:
-        """Read the vocabulary for grammars, where there is an engine of them, and start the process that tries forms."""
-        with suppress(SetBlockError):  # reported to those who ask for a form
+        """Prepare grammars: read the vocabulary, and start the process that tries forms. Nothing happens without llguidance."""
+        with suppress(SetBlockError):  # raised again for each request with a form
             await asyncio.to_thread(lambda: grammars_of(self._tokenizer).compiled(JsonObject()))
 
     async def prepare(self, structure: Structure, *, param: str) -> Compiled:
-        """Compile a form in a thread. While the result is held, the engine finds it. Raise `ApiError` if the form is not valid,
-        or too complex."""
-        with _told(param, code="invalid_structure"):
-            grammars = grammars_of(self._tokenizer)  # which `warm` has made
-            if (known := grammars.known(structure)) is not None:  # and waits for no other's
+        """Compile a form in a thread. The engine finds the compiled form as long as the caller keeps the result. Raise
+        `ApiError` if the form is not valid, or too complex."""
+        with _as_api_error(param, code="invalid_structure"):
+            grammars = grammars_of(self._tokenizer)  # made by `warm`
+            if (known := grammars.known(structure)) is not None:  # does not wait for the compilation of others
                 return known
             return await asyncio.get_running_loop().run_in_executor(self._forms, grammars.compiled, structure)
 
     async def encode_text(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the token ids of a text to continue, or ids as they are. Raise `ApiError` if it is empty or no Unicode."""
-        with _told("prompt"):
+        """Return the token ids of a text to continue; ids are returned as they are. Raise `ApiError` if the prompt is empty or
+        not valid Unicode."""
+        with _as_api_error("prompt"):
             return await self._encoder_for(prompt).run(encode_prompt, prompt, raw=True)
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads."""
         for thread in (self._short.thread, self._long.thread, self._forms):
             thread.shutdown(cancel_futures=True)
 
@@ -119,8 +126,8 @@ class TokenizerPool:
 
 
 @contextmanager
-def _told(param: str, *, code: str | None = None) -> Iterator[None]:
-    """Raise a client's mistake as `ApiError`, about this parameter."""
+def _as_api_error(param: str, *, code: str | None = None) -> Iterator[None]:
+    """While active, turn `SetBlockError` into `ApiError` about a parameter."""
     try:
         yield
     except SetBlockError as error:

@@ -1,7 +1,4 @@
-"""Run the engine in a separate thread, with the way in and out of it.
-
-Everything here but the thread runs in one event loop.
-"""
+"""The worker: the engine in a thread of its own, and the queues between it and the server's event loop."""
 
 import asyncio
 import logging
@@ -16,40 +13,42 @@ from setblock.engine.request import Progress, Request
 logger = logging.getLogger(__name__)
 
 
-class EngineStopped(RuntimeError):  # noqa: N818  # as a rule it was asked to
-    """Report that the engine has stopped, or is asked to, before a request was answered."""
+class EngineStopped(RuntimeError):  # noqa: N818  # usually no error: the server shuts down
+    """The engine has stopped, or is stopping, before a request was answered."""
 
 
-OutputQueue = asyncio.Queue[Progress | EngineStopped]  # what comes of requests that belong together
+OutputQueue = asyncio.Queue[Progress | EngineStopped]
+"""The outputs of requests that were submitted together."""
 
 
 class Worker:
-    """The thread of an engine, fed from an event loop. It sleeps while there is nothing to decode."""
+    """The thread of an engine. It sleeps while there is nothing to decode. All public methods are for one event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self.figures: EngineFigures = engine.figures  # after its last pass
-        self.failure: BaseException | None = None  # what the engine died of, if it has
+        self.failure: BaseException | None = None  # the exception that ended the engine, if one did
         self._engine = engine
-        # Until the engine is idle, a pass is always among what it is to do
+        # While the engine is not idle, the executor's queue always has a pass
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._outputs: dict[str, OutputQueue] = {}  # where the progress of each request goes
+        self._outputs: dict[str, OutputQueue] = {}  # by request id
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop  # from the first request on
 
     async def stop(self) -> None:
-        """End after the pass that is being made. What was not answered fails with `EngineStopped`."""
+        """End the thread after the running pass. Unfinished requests get `EngineStopped`."""
         self._stopping = True
         self._fail_all()
         await asyncio.to_thread(self._thread.shutdown)
 
     @property
     def is_well(self) -> bool:
-        """Return whether requests are being answered."""
+        """Return whether it takes requests: it is not stopping, and has not failed."""
         return not self._stopping and self.failure is None
 
     async def submit(self, requests: Sequence[Request]) -> OutputQueue:
-        """Have requests answered. Return the queue of their progress, which ends with `EngineStopped` if the engine stops.
-        Raise `SetBlockError` if it refuses one, and so all (`QueueFull` without room), or `EngineStopped` if it has stopped."""
+        """Submit requests to the engine. Return the queue of their progress, which ends with `EngineStopped` if the engine
+        stops. Raise `SetBlockError` if the engine refuses one of them (`QueueFull` if its queue is full); none is answered
+        then. Raise `EngineStopped` if the engine has stopped."""
         if not self.is_well:
             raise EngineStopped
         self._loop = asyncio.get_running_loop()
@@ -63,7 +62,7 @@ class Worker:
         return made
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Cancel what of these requests is not finished."""
+        """Cancel those of these requests that are not finished."""
         for request_id in request_ids:
             if self._outputs.pop(request_id, None) is not None:
                 self._thread.submit(self._engine.cancel, request_id)
@@ -96,16 +95,16 @@ class Worker:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Make another pass after what has come in, if there is something to decode."""
+        """Queue another pass, after requests that have come in, unless the engine is idle."""
         if not self._engine.is_idle:
-            with suppress(RuntimeError):  # the thread is to end
+            with suppress(RuntimeError):  # the executor is shut down
                 self._thread.submit(self._pass)
 
     # In the event loop
 
     def _hand_out(self, progress: list[Progress]) -> None:
         for each in progress:
-            if (made := self._outputs.get(each.id)) is not None:  # it was not given up
+            if (made := self._outputs.get(each.id)) is not None:  # None if it was aborted
                 made.put_nowait(each)
             if each.generation is not None:
                 self._outputs.pop(each.id, None)

@@ -1,7 +1,7 @@
-"""Compile a form to a grammar of llguidance, and find the part of a schema that is at fault.
+"""Compiling a form to a grammar of llguidance, and finding the wrong part of a schema.
 
-Imports no PyTorch, so that the process of `sandbox.py`
-starts fast.
+Imports no PyTorch, so that the process of `sandbox.py` starts fast. llguidance, which may not be installed, is imported only
+when it is first needed.
 """
 
 import json
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _TRIED = 300
-"""Parts of a schema that are looked at, one by one, for the one that is at fault."""
+"""The most parts of a schema that are compiled, one by one, to find the wrong one."""
 
 
 def compile_form(vocabulary: "LLTokenizer", structure: Structure) -> "LLMatcher":
-    """Return a matcher before its first token, or raise `ParameterError` if the form is not valid, too complex, or one that no
-    text of this vocabulary satisfies."""
+    """Return a matcher of a form, before its first token. Raise `ParameterError` if the form is not valid, is too complex, or
+    no text of this vocabulary satisfies it."""
     made, fault = _tried(vocabulary, _grammar_of(structure))
     if fault:
         name = structure.word
@@ -32,10 +32,10 @@ def compile_form(vocabulary: "LLTokenizer", structure: Structure) -> "LLMatcher"
 
 
 def _tried(vocabulary: "LLTokenizer", grammar: Mapping[str, Any]) -> tuple["LLMatcher", str]:
-    """Return a compiled grammar, and what is wrong with it, if anything."""
+    """Return a compiled grammar, and what is wrong with it: an empty text if nothing is."""
     from llguidance import LLMatcher, LLParserLimits
 
-    # A state of the lexer takes half a kilobyte. They come with the answers, and stay as long as the grammar
+    # A state of the lexer takes half a kilobyte. States are added while answers are decoded, and stay as long as the grammar
     limits = LLParserLimits(max_lexer_states=20_000, max_grammar_size=200_000, verbose_errors=False)
     made = LLMatcher(vocabulary, json.dumps({"grammars": [grammar]}), log_level=0, limits=limits)
     if not made.is_error():
@@ -45,7 +45,7 @@ def _tried(vocabulary: "LLTokenizer", grammar: Mapping[str, Any]) -> tuple["LLMa
 
 
 def _at_fault(vocabulary: "LLTokenizer", schema: Any, fault: str) -> tuple[str, str]:
-    """Return the innermost part of a schema that is invalid without the rest: its place, and what is wrong with it."""
+    """Return the place of the innermost part of a schema that is invalid by itself, and what is wrong with it."""
     place, tried = "$", 0
     shared = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, Mapping) and key in schema}
     inner = list(parts(schema, place))
@@ -61,7 +61,7 @@ def _at_fault(vocabulary: "LLTokenizer", schema: Any, fault: str) -> tuple[str, 
 
 
 def _grammar_of(form: Structure) -> Any:
-    """Return a form in llguidance's notation, an item of its `grammars`."""
+    """Return a form in llguidance's notation: an item of its list `grammars`."""
     from llguidance import LLMatcher
 
     match form:

@@ -1,7 +1,7 @@
-"""Compile a form for a tokenizer to a grammar, keep it for the next request, and follow an answer through it.
+"""Compiled forms: a cache of grammars for each tokenizer, and the matcher that follows an answer through one.
 
-No text that
-a matcher receives is checked: only tokens that may come are given to it.
+A matcher does not check the tokens that it receives: it is given only tokens that it allows. llguidance, which may not be
+installed, is imported only when it is first needed.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 KEPT = 32
-"""Compiled grammars of a tokenizer; the one that was not used for longest is given up first. Each takes at most the memory that
-the sandbox allows, and ten megabytes that come with its answers."""
+"""The most compiled grammars of a tokenizer; the least recently used is evicted first. Each takes at most the memory that the
+sandbox allows, and ten megabytes that are added while its answers are decoded."""
 
 _grammars: "WeakKeyDictionary[PreTrainedTokenizerBase, Grammars]" = WeakKeyDictionary()
 _lock = Lock()
 
 
 def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
-    """Return a tokenizer's compiled grammars. Raise `SetBlockError` if llguidance is not installed, or can't read it."""
+    """Return a tokenizer's compiled grammars. Raise `SetBlockError` if llguidance is not installed or can't read the
+    tokenizer."""
     with _lock:
         if tokenizer not in _grammars:
             _grammars[tokenizer] = Grammars(tokenizer)
@@ -44,13 +45,13 @@ def grammars_of(tokenizer: PreTrainedTokenizerBase) -> "Grammars":
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A compiled form. While someone holds it, it is found again without being compiled."""
+    """A compiled form. As long as a reference to it exists, `Grammars` finds it without compiling it again."""
 
     matcher: "LLMatcher"  # before its first token
 
 
 class Grammars:
-    """Keep compiled grammars over one vocabulary. May be asked from several threads."""
+    """The compiled grammars of one vocabulary. Thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         check_installed("structured output", "llguidance", extra="structured")
@@ -61,40 +62,40 @@ class Grammars:
             self.vocabulary = LLTokenizer(text, eos_token=tokenizer.eos_token_id)
         self._added = {each.content: token_id for token_id, each in tokenizer.added_tokens_decoder.items()}
         self._sandbox = Sandbox(text, tokenizer.eos_token_id)
-        self._held: WeakValueDictionary[Structure, Compiled] = WeakValueDictionary()
-        self._kept = lru_cache(KEPT)(self._of)
+        self._in_use: WeakValueDictionary[Structure, Compiled] = WeakValueDictionary()
+        self._recent = lru_cache(KEPT)(self._of)
 
     def compiled(self, structure: Structure) -> Compiled:
-        """Return a form compiled, or raise `ParameterError` if it is not valid, too complex, or one that no text of this
-        vocabulary satisfies. What is refused leaves nothing behind."""
-        return self._kept(structure)
+        """Return a form compiled. Raise `ParameterError` if it is not valid, is too complex, or no text of this vocabulary
+        satisfies it; a refused form takes no memory afterwards."""
+        return self._recent(structure)
 
     def known(self, structure: Structure) -> Compiled | None:
-        """Return a form that is compiled already."""
-        return None if self._held.get(structure) is None else self._kept(structure)
+        """Return a form if it is compiled already, else None."""
+        return None if self._in_use.get(structure) is None else self._recent(structure)
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Return the added tokens that no text of a grammar is made of, with their ids: those that the tokenizer calls special,
-        and others that look like it, such as `<tool_call>`."""
+        """The added tokens, with their ids, that the text of a grammar never has: those that the tokenizer calls special, and
+        others that look like them, such as `<tool_call>`."""
         is_special = self.vocabulary.is_special_token
         return {token: token_id for token, token_id in self._added.items() if is_special(token_id)}
 
     def matcher(self, structure: Structure) -> "LLMatcher":
-        """Return a matcher before its first token, the caller's own. Errors are those of `compiled`."""
+        """Return a new matcher of a form, before its first token. Errors are those of `compiled`."""
         return self.compiled(structure).matcher.deep_copy()
 
     def _of(self, structure: Structure) -> Compiled:
-        if (held := self._held.get(structure)) is not None:
-            return held
+        if (found := self._in_use.get(structure)) is not None:
+            return found
         if fault := self._sandbox.fault(structure):
             raise ParameterError(fault)
-        made = self._held[structure] = Compiled(compile_form(self.vocabulary, structure))
+        made = self._in_use[structure] = Compiled(compile_form(self.vocabulary, structure))
         return made
 
 
 def _tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a tokenizer as the text of a `tokenizer.json`, with its added tokens; without padding and truncation."""
+    """Return the text of a tokenizer's `tokenizer.json` with its added tokens, without padding and truncation."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError("only fast tokenizers are supported")
     backend = copy(tokenizer.backend_tokenizer)
@@ -105,14 +106,14 @@ def _tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class Matcher:
-    """Walk through a grammar, back too."""
+    """The state of one answer in a grammar. Tokens can be appended and dropped."""
 
     def __init__(self, structure: Structure, tokenizer: PreTrainedTokenizerBase, *, ends: Sequence[int]) -> None:
-        """Take a form's grammar; errors are those of `Grammars`. `ends` are the token ids that end an answer."""
+        """Compile the form, with the errors of `Grammars`. `ends`: the token ids that end an answer."""
         grammars = grammars_of(tokenizer)
         self._matcher = grammars.matcher(structure)
         self._ends, self._own_ends = list(ends), grammars.vocabulary.eos_tokens
-        self._beyond = 0  # tokens that were received from the one on that ended the answer
+        self._beyond = 0  # number of tokens from the one that ended the answer
 
     def reveal(self, token_ids: Sequence[int]) -> None:
         """Append these tokens to the text."""
@@ -130,12 +131,13 @@ class Matcher:
             self._matcher.rollback(count - ended)
 
     def fill(self, allowed: Tensor) -> None:
-        """Say what may come next: `allowed` [V] bool on the CPU is written to. An end is, where the text may end."""
+        """Write to `allowed`, [V] bool on the CPU, which tokens may come next. The ends of an answer may, if the text is
+        complete."""
         can_end = self._matcher.is_accepting()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         found = torch.from_numpy(np.unpackbits(bits, count=min(len(allowed), 8 * len(bits)), bitorder="little")).bool()
         allowed.fill_(False)
         allowed[: len(found)] = found
-        allowed[self._own_ends] = False  # of a text that can't be finished, the engine allows these
+        allowed[self._own_ends] = False  # llguidance allows these if no text can complete the form
         if can_end:
             allowed[self._ends] = True

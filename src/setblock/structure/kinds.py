@@ -1,7 +1,6 @@
-"""Define the forms that an answer may be held to, as values, and check their size before an engine sees them.
+"""The forms that an answer can be constrained to, and checks of their size before they are compiled.
 
-Keywords of a schema that the engine does not have, and
-references that lead nowhere, the engine refuses.
+llguidance itself refuses keywords of a schema that it does not support, and references to nothing.
 """
 
 import json
@@ -15,39 +14,39 @@ from setblock.errors import ParameterError, shown
 MAX_BYTES = 128 * 1024
 MAX_DEPTH = 64
 MAX_VALUES = 1000
-"""Of all of a schema's `enum`, together; and of all of its properties."""
+"""The most values of all `enum` of a schema together, and the most properties."""
 MAX_CHOICES = 1000
 MAX_COUNT = 10_000
-"""Of repetitions in a regular expression."""
+"""The most repetitions in a regular expression."""
 
 
 @dataclass(frozen=True)
 class JsonSchema:
-    """Require a JSON text that is valid under a schema. It is written as `json.dumps` writes: a space behind commas and
-    colons, and no other, so that the grammar forces most of what is no value.
+    """A JSON text that is valid under a schema. It is written as `json.dumps` writes it, with a space behind commas and colons
+    and no other white space, so that the grammar forces most tokens that are no values.
 
     Attributes:
-        schema: given as a dictionary, a pydantic model (whose objects have no other fields) or a text; kept as JSON text.
+        schema: given as a dictionary, a pydantic model (then objects have no other fields) or a text; stored as JSON text.
     """
 
     schema: Any
     word: ClassVar[str] = "json"
 
     def __post_init__(self) -> None:
-        """Raise `ParameterError` if it is no schema, or too large."""
+        """Raise `ParameterError` if it is not a schema, or too large."""
         object.__setattr__(self, "schema", _schema_text(self.schema))
 
 
 @dataclass(frozen=True)
 class JsonObject:
-    """Require any JSON object."""
+    """Any JSON object."""
 
     word: ClassVar[str] = "json_object"
 
 
 @dataclass(frozen=True)
 class Regex:
-    """Require a text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without look-around."""
+    """A text that a regular expression matches as a whole, in the syntax of Rust's `regex`: without look-around."""
 
     pattern: str
     word: ClassVar[str] = "regex"
@@ -59,13 +58,13 @@ class Regex:
 
 @dataclass(frozen=True)
 class Choice:
-    """Require one of several texts."""
+    """One of several texts."""
 
     texts: Sequence[str]
     word: ClassVar[str] = "choice"
 
     def __post_init__(self) -> None:
-        """Raise `ParameterError` if these are no texts, or too many."""
+        """Raise `ParameterError` if these are not texts, or too many."""
         if isinstance(self.texts, str) or not isinstance(self.texts, Sequence) or not self.texts:
             raise ParameterError(f"choice must be a list of texts, not {shown(self.texts)}")
         if len(self.texts) > MAX_CHOICES:
@@ -78,7 +77,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Grammar:
-    """Require a text of a context-free grammar in llguidance's notation, a kind of Lark's, from its rule `start` on."""
+    """A text of a context-free grammar, from its rule `start` on, in llguidance's variant of Lark's notation."""
 
     lark: str
     word: ClassVar[str] = "grammar"
@@ -89,7 +88,7 @@ class Grammar:
 
 
 Structure = JsonSchema | JsonObject | Regex | Choice | Grammar
-"""A form, checked as far as that needs no tokenizer. Equal forms have equal hashes. Its `word` is what it is called in JSON."""
+"""A form, checked as far as possible without a tokenizer. Equal forms have equal hashes. `word` is its name in JSON."""
 
 WORDS: dict[str, Callable[..., Structure]] = {kind.word: kind for kind in get_args(Structure)}
 
@@ -97,8 +96,9 @@ WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 
 
 def structure_of(requested: Any) -> Structure:
-    """Return the form that a request asks for: a `Structure`; a JSON schema as a dictionary, a text or a pydantic model; or a
-    dictionary of one key of `WORDS`, such as `{"regex": "[0-9]+"}`. Raise `ParameterError` if it is none, or not valid."""
+    """Return the form of a request, which is a `Structure`, a JSON schema (a dictionary, a text or a pydantic model), or a
+    dictionary of one key of `WORDS`, such as `{"regex": "[0-9]+"}`. Raise `ParameterError` if it is none of them, or not
+    valid."""
     if isinstance(requested, Structure):
         return requested
     if not (isinstance(requested, Mapping) and len(requested) == 1 and next(iter(requested)) in WORDS):
@@ -184,8 +184,8 @@ def check_schema(schema: Any) -> None:
 
 
 def close(schema: Any) -> None:
-    """Let objects have no properties but those that are named, where nothing else is said: in a schema that was made from a
-    class or from the arguments of a function. One that puts objects together by `allOf` stays as it is."""
+    """Set `additionalProperties` to false in all objects of a schema that do not have that key. It is for schemas made from a
+    class or from the arguments of a function. A schema with `allOf`, which combines objects, stays as it is."""
     nodes = [node for _, node in _nodes(schema)]
     if any("allOf" in node for node in nodes):
         return
@@ -195,7 +195,7 @@ def close(schema: Any) -> None:
 
 
 def parts(schema: Any, place: str = "$") -> Iterator[tuple[str, Any]]:
-    """Yield the schemas directly inside a schema, each behind its place, such as `$.properties.name`."""
+    """Yield the schemas directly inside a schema, each after its place, such as `$.properties.name`."""
     if not isinstance(schema, Mapping):
         return
     for key, value in schema.items():
@@ -217,7 +217,7 @@ _KEYWORDS = {*_OF_NAMES, *_LISTS, *_SINGLE, *_OTHERS, *_NUMBERS, *_PLAIN}
 
 
 def _nodes(schema: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield all schemas in a schema, itself among them."""
+    """Yield a schema and all schemas in it, each after its place. Raise `ParameterError` if it is too deep."""
     waiting = [("$", schema, 0)]
     while waiting:
         place, node, depth = waiting.pop()

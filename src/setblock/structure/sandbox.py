@@ -1,8 +1,8 @@
-"""Try forms in a separate process, within limits of time, memory and stack, before this process compiles them.
+"""A sandbox that compiles forms in a separate process, within limits of time, memory and stack, before this process does.
 
-llguidance is native code that recurses. What a client sends could overflow its stack, which ends a process without a word, or
-have it compute for minutes; and a thread can't be stopped. A form that passed its trial takes no more here: this process has
-eight times the stack. The process of the sandbox reads the vocabulary once, and forks a child for each form.
+llguidance is native code that recurses. A client's form could overflow its stack, which ends the process without a message, or
+make it compute for minutes, and a thread can't be stopped. A form that passed the sandbox takes no more in this process, whose
+stack is eight times as large. The process of the sandbox reads the vocabulary once, and forks a child for each form.
 """
 
 import json
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MAX_SECONDS = 1
-"""Of one core. The largest forms that are usual take a tenth of it."""
+"""Seconds of one core. The largest usual forms take a tenth of it."""
 MAX_MEMORY = 32 << 20
 """Bytes, on Linux. 128 tools of eight arguments take a third of it."""
 STACK = 1 << 20
-"""Bytes. The threads of this process have 8 MiB, unless the system says otherwise."""
-_MAX_WAIT = 30  # seconds by the clock, where the machine is busy
+"""Bytes. The threads of this process have 8 MiB by default."""
+_MAX_WAIT = 30  # seconds of wall-clock time, if the machine is busy
 
 
 class Sandbox:
-    """Try forms for one vocabulary, one at a time. Its process starts with the first form, and ends with this object."""
+    """A process that tries forms for one vocabulary, one at a time. It starts with the first form and ends with this object."""
 
     def __init__(self, tokenizer: str, eos_token: int | list[int] | None) -> None:
         """Take the text of a `tokenizer.json`, and the ids of the tokens that end a text."""
@@ -43,7 +43,7 @@ class Sandbox:
         self._process: subprocess.Popen[str] | None = None
 
     def fault(self, structure: Structure) -> str | None:
-        """Return why a form can't be used, None if it can. Raise `SetBlockError` if the process was ended by somebody else."""
+        """Return why a form can't be used, or None if it can. Raise `SetBlockError` if something else ended the process."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._process = self._started()
@@ -59,7 +59,7 @@ class Sandbox:
         return fault
 
     def _started(self) -> subprocess.Popen[str]:
-        # A signal to the terminal's process group is for the parent alone, which closes the pipe when it ends
+        # Its own session, so that signals of the terminal reach the parent alone, which closes the pipe when it ends
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
             stdin=subprocess.PIPE,
@@ -90,12 +90,12 @@ def _value_of(structure: Structure) -> object:
 
 
 def main() -> None:
-    """Read a tokenizer and then forms from stdin, one a line. Write to stdout why each can't be used, or null."""
+    """Read a tokenizer and then forms from stdin, one a line. Write to stdout, for each form, why it can't be used, or null."""
     from llguidance import LLTokenizer
 
     tokenizer, eos_token = json.loads(sys.stdin.readline())
     vocabulary = LLTokenizer(tokenizer, eos_token=eos_token)
-    os.nice(5)  # passes of the model go first
+    os.nice(5)  # the model's passes have priority
     for line in sys.stdin:
         print(json.dumps(_trial(vocabulary, line)), flush=True)
 
@@ -127,14 +127,14 @@ def _reason(status: int) -> str:
 
 def _in_child(vocabulary: "LLTokenizer", line: str, writing: int) -> None:
     """Compile a form within the limits, write what is wrong with it, and end the process."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # on which native code writes what it dies of
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # native code writes to stderr when it fails
     with os.fdopen(writing, "w", encoding="utf-8") as pipe:
         _limit()
         threading.stack_size(STACK)
         thread = threading.Thread(target=_compile, args=(vocabulary, line, pipe))
         thread.start()
         thread.join()
-    os._exit(1)  # with whatever kept the thread from its end
+    os._exit(1)  # the thread has ended without `_exit(0)`
 
 
 def _limit() -> None:

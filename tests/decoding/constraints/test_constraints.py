@@ -1,4 +1,4 @@
-"""BatchConstraints of rows: what they hear, and what they allow; alone, in batches, in the engine and in vLLM's slots."""
+"""Constraints of rows: the tokens they receive, and what they allow; alone, in batches, in the engine and in vLLM's slots."""
 
 import functools
 import itertools
@@ -112,7 +112,7 @@ class Walker(TokenConstraint):
 
 
 class Listener(TokenConstraint):
-    """Keeps what it hears, and fails where that does not fit together."""
+    """Keeps the tokens that it receives, and fails where that does not fit together."""
 
     def __init__(self) -> None:
         self.standing: list[int] = []
@@ -280,7 +280,7 @@ def test_the_engine_gives_what_a_request_gives_alone(
 def test_vllms_slots_give_what_generate_gives(
     method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """Also after an interruption, when constraints hear anew of what was handed over."""
+    """Also after an interruption, when constraints receive committed tokens again."""
     sbd = model(trained_tokenizer)
     settings = requests(method)[:4]
     rows = [prompts[n % 3] for n in range(len(settings))]
@@ -290,7 +290,7 @@ def test_vllms_slots_give_what_generate_gives(
 
 
 @pytest.mark.parametrize("method", ["sbd", "exact", "ntp"])
-def test_a_companion_hears_of_all_that_becomes_of_its_row(
+def test_a_constraint_receives_all_changes_of_its_row(
     method: Any, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     sbd = model(trained_tokenizer)
@@ -322,7 +322,7 @@ def test_a_companion_hears_of_all_that_becomes_of_its_row(
 def test_a_companion_can_end_the_answer(
     method: Any, stopper: type[Stopper], trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
-    """In a stream, in one piece, and in the engine, alone and beside others; whenever it hears."""
+    """In a stream, in one piece, and in the engine, alone and beside others; whenever it receives tokens."""
     sbd = model(trained_tokenizer)
     sbd.end_of_text_ids = ()
     settings = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=6, max_new_tokens=20)

@@ -154,7 +154,7 @@ def test_of_two_rows_the_one_whose_drafts_are_right_drafts() -> None:
     assert chosen(lengths, drafts) == [NOTHING, DraftLength(2, 0)]
 
 
-def test_a_draft_is_checked_where_a_new_block_is_not_worth_its_cost() -> None:
+def test_a_draft_is_checked_where_a_new_block_costs_more_than_it_gives() -> None:
     lengths = measured(lambda tokens, rows: 1 + 0.3 * tokens, rows=1)
     assert chosen(lengths, [RowDraft([0.99, 0.98], [0.2, 0.1, 0.0], 4)]) == [DraftLength(2, 0)]
 
@@ -169,7 +169,7 @@ def test_drafts_that_are_hardly_ever_right_only_fill_a_pass_up() -> None:
 
 
 def test_a_block_that_has_a_pass_of_its_own_pays_for_it() -> None:
-    """A good draft is worth it, and a poor one only where it is fed with what is committed."""
+    """A good draft is fed, and a poor one only where it is fed with what is committed."""
     lengths = measured(lambda tokens, rows: 1.0, rows=1)
     for expected, fuses, is_fed in ((0.9, False, True), (0.3, False, False), (0.3, True, True)):
         draft = RowDraft([], [expected, expected / 2, expected / 4], 4)
@@ -255,7 +255,7 @@ def test_the_first_token_that_was_not_checked_is_learned_of_too() -> None:
         assert changed(learned(fed_span([1]), next_span(12, token=token), whole=whole)) == {1: True, 2: is_right}
 
 
-def test_a_block_is_worth_what_it_gives_beyond_copies() -> None:
+def test_a_block_gains_what_it_gives_beyond_copies() -> None:
     drafts = [SURE] * 3
     alone = learned(fed_span([], block=4), next_span(11, drafts), block=4)
     beside = learned(fed_span([], block=4), next_span(11, drafts, copied=COPIED + 7), block=4)

@@ -127,7 +127,7 @@ def test_a_model_that_was_never_trained_decodes_exactly(
 
 
 def test_text_that_repeats_itself_takes_few_passes(untrained: SBDModel, prompts: list[list[int]]) -> None:
-    """A model whose logits are all alike writes one token again and again."""
+    """A model whose logits are the same everywhere writes one token again and again."""
     with torch.no_grad():
         untrained.model.get_output_embeddings().weight.zero_()
     settings = DecodingSettings(method="exact", block_size=8, max_new_tokens=NEW)

@@ -1,4 +1,4 @@
-"""What a sampler is told of a long vocabulary, against the same in double precision and in one piece."""
+"""What a sampler reads of a long vocabulary, against the same in double precision and in one piece."""
 
 import pytest
 import torch

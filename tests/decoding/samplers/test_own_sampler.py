@@ -58,15 +58,15 @@ def test_reveals_candidates_only_at_least_one_and_ends_in_k_passes(name: str, sa
 
 
 def test_what_the_page_says_of_a_block_is_what_a_sampler_gets() -> None:
-    told = dict(re.findall(r"^\| `(\w+)` \| (\[.*?\] \w+|tensors by name) \|", PAGE, flags=re.MULTILINE))
+    documented = dict(re.findall(r"^\| `(\w+)` \| (\[.*?\] \w+|tensors by name) \|", PAGE, flags=re.MULTILINE))
     view = BlockView.of(torch.randn(2, 3, 5), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool))
     properties = {name for name, each in vars(BlockView).items() if isinstance(each, cached_property)}
-    assert told.keys() == {field.name for field in dataclasses.fields(BlockView)} | properties
+    assert documented.keys() == {field.name for field in dataclasses.fields(BlockView)} | properties
     sizes = {2: "B", 3: "k", 5: "V"}
-    for name in told.keys() - {"memory"}:
+    for name in documented.keys() - {"memory"}:
         value = getattr(view, name)
         shape = ", ".join(sizes[size] for size in value.shape)
-        assert told[name] == f"[{shape}] {str(value.dtype).removeprefix('torch.')}"
+        assert documented[name] == f"[{shape}] {str(value.dtype).removeprefix('torch.')}"
 
 
 def test_the_rule_with_memory_waits_for_two_passes_that_agree() -> None:

@@ -80,9 +80,9 @@ def test_the_server_takes_each(called: str, row: Setting) -> None:
         {"model": "m", "messages": [{"role": "user", "content": "a"}], called: value_of(row)}
     )
     check(of_the_server(body, default=DecodingSettings(method="sbd")), row)
-    told = ChatBody.model_json_schema()["properties"][called]
+    schema = ChatBody.model_json_schema()["properties"][called]
     if row.name != "max_new_tokens":  # the server has a default of its own: the room that is left
-        assert told["description"] == row.help
+        assert schema["description"] == row.help
 
 
 @rows_of(arguments)
@@ -102,7 +102,7 @@ def test_vllm_takes_each(called: str, row: Setting) -> None:
     check(of_vllm(params), row)
 
 
-def test_transformers_is_told_of_each() -> None:
+def test_transformers_takes_each() -> None:
     assert AVAILABLE.keys() <= inspect.signature(sbd_generate).parameters.keys()
 
 
@@ -127,13 +127,13 @@ def test_hyperparameters_stand_beside_or_below() -> None:
         ({"tempertaure": 1}, "parameter 'tempertaure' is not known, did you mean 'temperature'.; there are method, "),
     ],
 )
-def test_what_can_not_be_asked(requested: dict[str, Any], said: str) -> None:
+def test_what_can_not_be_requested(requested: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         requested_settings(requested)
 
 
 def test_settings_can_be_hashed() -> None:
-    """Equal ones alike, however their values came; those that differ in one setting are different keys."""
+    """Equal settings have equal keys, however their values came; those that differ in one setting are different keys."""
     every = {
         name: value_of(row)
         for name, row in SETTINGS.items()

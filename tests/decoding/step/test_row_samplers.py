@@ -49,7 +49,7 @@ class Bare:
         return block.candidates
 
 
-def test_a_rule_that_returns_a_tensor_is_told_what_to_return(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_rule_that_returns_a_tensor_is_refused_with_what_to_return(tokenizer: PreTrainedTokenizerBase) -> None:
     settings = DecodingSettings(method="sbd", sampler=Bare(), block_size=4)  # type: ignore[arg-type]
     with pytest.raises(SetBlockError, match=r"sampler .*Bare\(\) must return Selection\(reveal\), not a Tensor"):
         generate_batch(tiny_sbd("llama", tokenizer), ["a"], settings=settings, raw=True)

@@ -42,10 +42,10 @@ def test_ones_own_processor_is_refused(
 ) -> None:
     """Also one of a type that Transformers makes from the config, with another value."""
     requested = {"logits_processor": LogitsProcessorList([own]), "repetition_penalty": 1.2}
-    told = f"logits_processor {type(own).__name__} can't be applied: it reads the text to the left"
-    with pytest.raises(ValueError, match=told):
+    message = f"logits_processor {type(own).__name__} can't be applied: it reads the text to the left"
+    with pytest.raises(ValueError, match=message):
         in_blocks(torch.tensor(prompts[:1]), **requested)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         model.generate(torch.tensor(prompts[:1]), **requested, max_new_tokens=3, custom_generate=sbd_generate)
 
 
@@ -64,7 +64,7 @@ def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]])
 
 
 @pytest.mark.parametrize(
-    ("requested", "told"),
+    ("requested", "message"),
     [
         ({"num_beams": 2}, "num_beams=2 is not supported in set block decoding"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size=3 is not supported"),
@@ -97,7 +97,7 @@ def test_ones_own_criterion_is_refused(in_blocks: Any, prompts: list[list[int]])
 )
 @pytest.mark.filterwarnings("ignore:The following generation flags")
 def test_what_would_change_the_output_is_refused_by_name(
-    requested: dict[str, Any], told: str, in_blocks: Any, prompts: list[list[int]]
+    requested: dict[str, Any], message: str, in_blocks: Any, prompts: list[list[int]]
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         in_blocks(torch.tensor(prompts[:1]), **requested)

@@ -139,7 +139,7 @@ def test_a_prepacked_pass_has_few_operations_more_for_each_input(tmp_path, token
 @pytest.mark.parametrize("prepacked", [False, True])
 @pytest.mark.parametrize("in_block", [[0, 0, 0, 0, 1, 1, 1], [0, 1, 0, 0, 1, 0, 1], [1] * 7], ids=str)
 def test_only_rows_of_the_block_change(checkpoint, prepacked, in_block):
-    """Wherever they are, and whichever way the gate is told."""
+    """Wherever they are, and whichever way the gate gets them."""
     sbd = load(checkpoint[0])
     if prepacked and is_supported(torch.float32):
         sbd.prepack()

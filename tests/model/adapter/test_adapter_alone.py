@@ -24,7 +24,7 @@ QUERIES = r".*\.[12]\..*(q_proj|v_proj)"  # a pattern, as recipes may have
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Holds `base`, without facts; `model`, the same with an adapter on mask tokens; and `alone`, exported. In bfloat16."""
+    """In bfloat16, a folder with `base`, without an SBD config; `model`, with an adapter on mask tokens; `alone`, exported."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", initializer_range=0.2)
     sbd.model.bfloat16()
     sbd.sbd_config = None
@@ -72,7 +72,7 @@ def test_it_is_written_in_half_precision_and_names_no_machine(folder: Path) -> N
         ("{", "can't read .*facts.json"),
     ],
 )
-def test_facts_that_do_not_fit_are_refused(folder: Path, sbd_config: str, message: str) -> None:
+def test_an_sbd_config_that_does_not_fit_is_refused(folder: Path, sbd_config: str, message: str) -> None:
     (folder / "alone" / "facts.json").write_text(sbd_config)
     with pytest.raises(SetBlockError, match=message):
         load(folder / "base", adapter=folder / "alone")

@@ -33,7 +33,7 @@ UNO: dict[str, Any] = {"noise": "uniform", "causal_block": True, "logit_shift": 
 
 @pytest.fixture
 def folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Holds `base`, without facts; and `model`, the same with an adapter in UNO's form."""
+    """Holds `base`, without an SBD config; and `model`, the same with an adapter in UNO's form."""
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", initializer_range=0.2)
     sbd.sbd_config = None
     sbd.model.config.setblock = None

@@ -186,7 +186,7 @@ def test_a_prompt_gets_the_same_bits_in_parts_of_all_sizes(kernel, dtype, traine
         limits = EngineLimits(max_num_batched_tokens=budget, kv_tokens=2048)
         for earlier in ([], prompt[:16], prompt[:333], prompt[:650]):  # what the cache holds of it already
             engine = Engine(model, limits)
-            for name, tokens in (("earlier", earlier), ("asked", prompt)):
+            for name, tokens in (("earlier", earlier), ("prompt", prompt)):
                 if tokens:
                     answer = dict(answered(engine, [Request(name, tokens, settings)]))[name]
             assert engine.figures.prefix_hit_tokens == len(earlier) // 16 * 16

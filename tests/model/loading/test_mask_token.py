@@ -123,7 +123,7 @@ def test_a_bias_of_the_head_starts_from_its_mean_too() -> None:
 _PHI = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
-def test_preparing_twice_changes_the_facts_and_not_the_token(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_preparing_twice_changes_the_sbd_config_and_not_the_token(tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = SBDModel(tiny_model("llama", vocab_size=len(tokenizer)), tokenizer)
     first = sbd.prepare_for_training(block_sizes=[4, 2, 4], logit_shift=False)
     weight = sbd.model.get_input_embeddings().weight.clone()

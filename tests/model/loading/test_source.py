@@ -49,7 +49,7 @@ def test_a_near_miss_of_a_name_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     assert hub.requested == []
 
 
-def test_a_model_of_the_hub_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_requested_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(monkeypatch, "a model")
     for _ in range(2):
         check_source("somebody/something")
@@ -64,7 +64,7 @@ def test_a_model_of_the_hub_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -
         (OSError("no connection"), "and the hub can't be reached (no internet connection?): no connection"),
     ],
 )
-def test_what_is_nowhere_is_told_with_the_folder_next_to_it(
+def test_what_is_nowhere_is_reported_with_the_folder_next_to_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Exception, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -89,8 +89,8 @@ def test_rotary_tables_that_change_with_the_longest_position_limit_the_context(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     made("phi3", tokenizer, **LONGROPE).save(tmp_path)
-    told = r"right for 40 tokens at most.*past original_max_position_embeddings 40"
-    with pytest.warns(NotTrainedForBlocks), pytest.warns(SetBlockWarning, match=told):
+    message = r"right for 40 tokens at most.*past original_max_position_embeddings 40"
+    with pytest.warns(NotTrainedForBlocks), pytest.warns(SetBlockWarning, match=message):
         sbd = load(tmp_path)
     assert sbd.context_length == 40
     with pytest.raises(SetBlockError, match=r"max_new_tokens must be at most 10 after a prompt of 30 tokens"):

@@ -109,12 +109,12 @@ def test_none_recorded() -> None:
         ),
     ],
 )
-def test_facts_that_are_not_valid(change: dict[str, Any], message: str) -> None:
+def test_an_sbd_config_that_is_not_valid(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SetBlockError, match=message):
         read_sbd_config(config(**{CONFIG_KEY: VALID | change}))
 
 
 @pytest.mark.parametrize("recorded", ["yes", [1], 3])
-def test_facts_that_are_no_object(recorded: Any) -> None:
+def test_an_sbd_config_that_is_no_object(recorded: Any) -> None:
     with pytest.raises(SetBlockError, match=f"'setblock' must be an object, not {type(recorded).__name__}"):
         read_sbd_config(config(**{CONFIG_KEY: recorded}))

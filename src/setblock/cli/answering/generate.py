@@ -247,9 +247,15 @@ def generate_file(
                 "llama_cpp": asdict(options.llama_options()) if options.takes_llama_cpp else None,
             }
             answers.begin(made)
-        with progress() as tell:
+        with progress() as report:
             done = answer_prompts(
-                loaded, lines, settings, answers, concurrency=concurrency, on_progress=partial(tell, "answers"), **given
+                loaded,
+                lines,
+                settings,
+                answers,
+                concurrency=concurrency,
+                on_progress=partial(report, "answers"),
+                **given,
             )
         answers.finish()
     if as_json:

@@ -59,14 +59,14 @@ def evaluate(
         warn_of_bundled(model)
     loaded = load_language_model(model, blocks=settings.method == "sbd")
     settings = decoding.settings_for(loaded)
-    with progress() as tell:
+    with progress() as report:
         result = run(
             loaded,
             task,
             **requested,
             settings=settings,
-            on_progress=lambda point, done: tell(point.method, done, requested["limit"]),
-            on_references=lambda done: tell("references", done, requested["limit"]),
+            on_progress=lambda point, done: report(point.method, done, requested["limit"]),
+            on_references=lambda done: report("references", done, requested["limit"]),
         )
     if as_json:
         others = 0 if loaded.draft_text is None else len(loaded.draft_text.token_ids)

@@ -17,7 +17,7 @@ from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES, task_of_records
 
 if TYPE_CHECKING:
     from setblock.evaluation.result import Result
-    from setblock.evaluation.run import Asked
+    from setblock.evaluation.run import EvaluationOptions
     from setblock.evaluation.sweeps.grid import Grid
     from setblock.model.sbd_model import SBDModel
 
@@ -57,7 +57,7 @@ class ExamplesOptions:
         "Number of examples, at least 1. Default: 100; of calibrate, 1000; or all records of --input."
     )
 
-    def chosen(self, *, split: Split = "test", limit: int = 100) -> tuple[Task[Any], "Asked"]:
+    def chosen(self, *, split: Split = "test", limit: int = 100) -> tuple[Task[Any], "EvaluationOptions"]:
         """Return the task, and which of its examples are answered; `split` and `limit` are the options' defaults. Raise
         `SetBlockError` if there is no such task or file, options exclude each other, or answers can't be judged here."""
         from setblock.evaluation.judging import check_judge
@@ -91,7 +91,13 @@ class TaskOptions(ExamplesOptions):
     max_new_tokens: int | None = setting_option("max_new_tokens")
 
     def swept(
-        self, model: "SBDModel", task: Task[Any], requested: "Asked", grids: "list[Grid]", *, out: Path | None = None
+        self,
+        model: "SBDModel",
+        task: Task[Any],
+        requested: "EvaluationOptions",
+        grids: "list[Grid]",
+        *,
+        out: Path | None = None,
     ) -> "list[Result]":
         """Return the results of a sweep (see `setblock.evaluation.run.sweep`) over all points of the grids, behind a bar."""
         from setblock.evaluation.run import sweep
@@ -99,7 +105,7 @@ class TaskOptions(ExamplesOptions):
 
         points, limit = points_of(model, grids), requested["limit"]
         requested = {**requested, "seed": self.seed, "batch_size": self.batch_size}
-        with nullcontext() if out is None else resumable(), progress() as tell:
+        with nullcontext() if out is None else resumable(), progress() as report:
             return sweep(
                 model,
                 task,
@@ -107,7 +113,7 @@ class TaskOptions(ExamplesOptions):
                 **requested,
                 path=out,
                 shared=DecodingSettings(max_new_tokens=self.max_new_tokens),
-                on_progress=lambda point, done: tell(f"{label_of(point)} of {len(points) + 1} settings", done, limit),
+                on_progress=lambda point, done: report(f"{label_of(point)} of {len(points) + 1} settings", done, limit),
             )
 
 

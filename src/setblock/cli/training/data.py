@@ -69,14 +69,14 @@ def tokenise(
 
     checked, _ = recipe.load()
     config, tokenizer = starting_tokenizer(checked.model, checked.data)
-    with resumable(), progress() as tell:
+    with resumable(), progress() as report:
         census = run(
             checked.data,
             tokenizer,
             output,
             limits=DocumentLimits(context_length_of(config)),
             processes=processes,
-            on_progress=lambda done: tell("documents", done, None),
+            on_progress=lambda done: report("documents", done, None),
         )
     typer.echo(f"{counted(census.kept, 'document')}, {census.tokens:,} tokens in {output}")
     typer.echo(
@@ -112,14 +112,14 @@ def regenerate(
     PartFile(output).close()  # refused, if it must be, before the model is loaded
     loaded = load_model(replace(model, path=path), blocks=settings.method == "sbd")
     use_chat_template(checked.data.chat_template, loaded.tokenizer)
-    with resumable(), progress() as tell:
+    with resumable(), progress() as report:
         requested, answers = run(
             loaded,
             questions_of(checked.data),
             output,
             settings=settings,
             batch_size=batch_size,
-            on_progress=lambda answers: tell("answers", answers, None),
+            on_progress=lambda answers: report("answers", answers, None),
         )
     cut = requested - answers
     left_out = (

@@ -6,7 +6,9 @@ from transformers import PreTrainedTokenizerBase
 
 from setblock.decoding.answer.generation import FinishReason
 from setblock.decoding.answer.text import AnswerText
-from setblock.structure.calls import OTHER, CallReader, Calls, Piece
+from setblock.structure.call_form import OTHER
+from setblock.structure.call_grammar import Calls
+from setblock.structure.call_reader import CallReader, Piece
 
 
 class AnswerReader:

@@ -158,12 +158,12 @@ class DraftLengths:
         # What a pass gives beyond what its seconds give otherwise: as much as recent passes gave, and more than plain decoding
         recent = self._recent.setdefault((shape.kind, _about(shape.rows)), Recent())
         rate = max(MARGIN, recent.tokens / recent.seconds) * now[0] / seconds[0]
-        worth = now + later - rate * (seconds + more)
-        best = int(worth.argmax())
+        gain = now + later - rate * (seconds + more)
+        best = int(gain.argmax())
         # Others are tried again, one after another: the more it is expected to cost, the later
         if len(others := (lengths != lengths[:, best, None]).any(axis=(0, 2)).nonzero()[0]):
             other = int(others[recent.turn % len(others)])
-            loss = (worth[best] - worth[other]) / rate / seconds[best]
+            loss = (gain[best] - gain[other]) / rate / seconds[best]
             if recent.waited >= RETRY_AFTER + loss / RETRY_LOSS:
                 recent.waited, recent.turn, best = 0, recent.turn + 1, other
         recent.waited += 1

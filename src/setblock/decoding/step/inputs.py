@@ -175,7 +175,7 @@ def plan_pass(
         is_full=is_full,
         sees_all=is_full
         and (queries == 1 or not causal_block)
-        and all(schedules[row].end == visible and schedules[row].is_alike for row in fed),
+        and all(schedules[row].end == visible and schedules[row].sees_all for row in fed),
         is_fixed=is_fixed,
         schedules=None if is_ahead or is_fixed else [schedules[row] for row in fed],
     )

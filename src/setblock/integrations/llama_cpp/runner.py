@@ -133,7 +133,7 @@ class LlamaRunner(PagedRunner):
         # sequences in a hash table, whose order is then the same for all rows
         self._rows: dict[int, int] = {}
         self._free = [row * self._width for row in reversed(range(rows))]
-        self._held = [0] * (rows * self._width)  # the number of positions in each helper
+        self._lengths = [0] * (rows * self._width)  # the number of positions in each helper
         self._ids: list[int] = []
 
     def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
@@ -192,9 +192,9 @@ class LlamaRunner(PagedRunner):
             return alone
         helpers = range(row + 1, row + 1 + commits)
         for number, helper in enumerate(helpers):
-            if self._held[helper] < start:
-                self.context.copy(row, helper, self._held[helper], start)
-            self._held[helper] = start + commits - number
+            if self._lengths[helper] < start:
+                self.context.copy(row, helper, self._lengths[helper], start)
+            self._lengths[helper] = start + commits - number
         causal = [[row, *helpers[: commits - place]] for place in range(commits)]
         return [each if self._own else each[::-1] for each in causal] + alone[commits:]
 
@@ -202,9 +202,9 @@ class LlamaRunner(PagedRunner):
         """Remove a row's cells from position `start` on: those of a block are noise, and those of drafts may be wrong."""
         self.context.keep(row, start)
         for helper in range(row + 1, row + self._width):
-            if self._held[helper] > start:
+            if self._lengths[helper] > start:
                 self.context.keep(helper, start)
-                self._held[helper] = start
+                self._lengths[helper] = start
 
 
 def _joined(blocks: Sequence[list[_Placed]], most: int) -> list[list[_Placed]]:

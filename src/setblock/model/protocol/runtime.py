@@ -56,8 +56,8 @@ class RowSchedule(NamedTuple):
         return self.end - self.start
 
     @property
-    def is_alike(self) -> bool:
-        """Whether every token sees as much as the last one."""
+    def sees_all(self) -> bool:
+        """Whether every token attends to all positions before `end`, as the last one does."""
         return self.end - self.start == 1 or self.start >= self.block_start
 
 

@@ -1,7 +1,7 @@
-"""Define what clients send: OpenAI's parameters, and the ones that only block decoding has.
+"""The bodies of requests: OpenAI's parameters, and those of block decoding.
 
-Types and sizes are checked here; ranges by `DecodingSettings`, whose messages name them. What OpenAI has and this server has
-not is refused by name, never ignored.
+Types and sizes are checked here, ranges by `DecodingSettings`. A parameter of OpenAI's that this server does not support is
+refused by name, never ignored.
 """
 
 import sys
@@ -20,7 +20,7 @@ from setblock.server.http.limits import AVAILABLE, MAX_MESSAGES, MAX_PROMPTS, MA
 MAX_TOOLS = 128
 _NO_FUNCTIONS = "use tools"
 
-# What OpenAI's API has and this one has not: the values that ask for nothing, and why others are refused.
+# Parameters of OpenAI's API that are not supported: the values without an effect, and why others are refused.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "functions": ((None, []), _NO_FUNCTIONS),
     "function_call": ((None, "none"), _NO_FUNCTIONS),
@@ -35,19 +35,19 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((None, False), "the prompt and its log-probabilities are not returned"),
     "best_of": ((None, 1), "use n"),
 }
-# What may come along and changes nothing.
+# Parameters that are accepted and change nothing.
 _IGNORED = ("user", "metadata", "safety_identifier", "service_tier", "prompt_cache_key", "prompt_cache_retention")
 
 
 def _listed(stop: Any) -> Any:
-    """Return one stop string as a list of it."""
+    """Return stop strings as a list, also if there is only one."""
     if not isinstance(stop, str | list):
         raise ValueError("must be a text or a list of texts")
     return [stop] if isinstance(stop, str) else stop
 
 
 def _prompts(value: Any) -> Any:
-    """Return one prompt or several, each a text or token ids, as a list of them."""
+    """Return prompts, each a text or token ids, as a list, also if there is only one."""
     if isinstance(value, str) or (isinstance(value, list) and value and all(type(each) is int for each in value)):
         value = [value]
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_PROMPTS:
@@ -78,7 +78,7 @@ Logprobs = Annotated[int, Field(json_schema_extra={"minimum": 0, "maximum": MAX_
 
 
 def _field(row: Setting) -> tuple[Any, Any]:
-    """Return the type of a setting in a body, and its field. What is null is as if it were not there."""
+    """Return the type of a setting in a body, and its field. Null means that the setting is not given."""
     kind = Stop if row.name == "stop" else row.type
     if row.type in (int, float):
         high = MOST.get(row.name, row.range.high)
@@ -90,7 +90,7 @@ def _field(row: Setting) -> tuple[Any, Any]:
 
 
 class StreamOptions(Section, use_attribute_docstrings=True):
-    """Choose how an answer is streamed."""
+    """How an answer is streamed."""
 
     include_usage: bool | None = None
     """Send the usage in a separate chunk, the last one."""
@@ -99,7 +99,7 @@ class StreamOptions(Section, use_attribute_docstrings=True):
 
 
 class Function(Section):
-    """Describe a function that may be called. Its arguments are held to the schema, strict or not."""
+    """A function that may be called. Its arguments always follow the schema, whatever `strict` says."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -108,7 +108,7 @@ class Function(Section):
 
 
 class Tool(Section):
-    """Describe a tool."""
+    """A tool that may be called."""
 
     type: Literal["function"]
     function: Function
@@ -121,20 +121,20 @@ class Named(Section):
 
 
 class NamedTool(Section):
-    """Name the one tool that is to be called."""
+    """The one tool that must be called."""
 
     type: Literal["function"]
     function: Named
 
 
 class CalledFunction(Named):
-    """A function with arguments, which are a JSON object in a text."""
+    """A function with its arguments, a JSON object in a text."""
 
     arguments: str
 
 
 class ToolCall(Section):
-    """A call in a message that comes back."""
+    """A call of a tool in an assistant's message."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -155,12 +155,12 @@ class Message(Section):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
 
     reasoning_content: str | None = None
-    """What the assistant thought before it answered, for templates that write it."""
+    """The assistant's reasoning before its answer, for templates that write it."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nothing(cls, value: Any) -> Any:
-        """Drop fields that hold nothing, known or not: clients send messages back as they got them, from any server."""
+        """Drop empty fields, also unknown ones: clients send messages back as they got them, from any server."""
         if isinstance(value, Mapping):
             if value.get("function_call"):
                 raise unsupported("messages.function_call", _NO_FUNCTIONS)
@@ -179,12 +179,12 @@ _Settings: Any = create_model("_Settings", __base__=Section, **_fields)
 
 
 class DecodingBody(_Settings):
-    """What all requests for answers take: the settings that the server offers, and OpenAI's other parameters."""
+    """The parameters of all requests for answers: settings of decoding, and OpenAI's other parameters."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     max_tokens: Limit | None = None
-    """Maximum number of tokens to generate, including the end of text. Default: as many as the model's context and the
-    server's cache have room for."""
+    """Maximum number of tokens to generate, including the end of text. Default: as many as fit in the model's context and the
+    server's cache."""
     model: str
     """The id of the model, as /v1/models lists it."""
     stream: bool | None = None
@@ -195,7 +195,7 @@ class DecodingBody(_Settings):
     structured_outputs: dict[str, Any] | None = None
     """The form of the answer, as vLLM names it: one of `json`, `json_object`, `regex`, `choice`, `grammar`."""
     response_format: dict[str, Any] | None = None
-    """The form that the answer has: of type `text`, `json_object`, or `json_schema` with a JSON schema."""
+    """The form of the answer, as OpenAI names it: of type `text`, `json_object`, or `json_schema` with a JSON schema."""
     events: bool | None = None
     """Report the tokens that each forward pass revealed, with positions and entropies."""
 
@@ -222,13 +222,13 @@ class ChatBody(DecodingBody):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that the answer may call."""
     tool_choice: ToolChoice | None = None
-    """Whether the answer must call a function, and which one. Default: `auto`, where there are tools."""
+    """Whether the answer must call a function, and which one. Default: `auto`, if there are tools."""
     parallel_tool_calls: bool | None = None
     """Whether the answer may call several functions. Default: true."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """What the model's chat template is rendered with besides the chat, as vLLM has it, such as `enable_thinking`."""
+    """Further variables of the model's chat template, as in vLLM, such as `enable_thinking`."""
     top_logprobs: Logprobs | None = None
-    """Also report this many of the most likely tokens in its place."""
+    """Also report this many of the most likely tokens at each place."""
 
 
 class CompletionBody(DecodingBody):

@@ -1,4 +1,4 @@
-"""Write an answer as OpenAI's API does, whole or in pieces: one shape for chats, one for completions."""
+"""Answers in the format of OpenAI's API, whole or as chunks of a stream, for chats and for completions."""
 
 import math
 import secrets
@@ -10,23 +10,23 @@ from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.engine.request import Progress
 from setblock.server.api.token_texts import TokenTexts
-from setblock.structure.calls import Piece
+from setblock.structure.call_reader import Piece
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class CompletionResponse:
-    """Write the answers of `/v1/completions`. `ChatResponse` has what is different in chats."""
+    """The format of `/v1/completions`. `ChatResponse` overrides what is different in chats."""
 
     prefix = "cmpl"
     whole = piece = "text_completion"
 
     def nothing(self, index: int) -> dict[str, Any]:
-        """Return a choice with no piece of an answer."""
+        """Return a choice without text."""
         return _choice(index, text="")
 
     def piece_of(self, index: int, progress: Progress) -> dict[str, Any] | None:
-        """Return a choice with what a pass added to an answer, if it did."""
+        """Return a choice with what a pass added to an answer, or None if it added nothing."""
         return _choice(index, text=progress.text) if progress.text else None
 
     def answer(self, index: int, generation: Generation) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class CompletionResponse:
         return _choice(index, text=generation.text)
 
     def logprobs(self, generation: Generation, found: list[TokenLogprobs], texts: TokenTexts) -> dict[str, Any]:
-        """Return the log-probabilities of the tokens of an answer, with which it came."""
+        """Return the log-probabilities of an answer's tokens, `found`, in OpenAI's format."""
         tops = [
             zip(texts.names([each for each, _ in one.alternatives]), one.alternatives, strict=True) for one in found
         ]
@@ -46,15 +46,15 @@ class CompletionResponse:
         }
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """Return a choice that says that an answer begins, if there is one."""
+        """Return the choice that begins a streamed answer, or None if the format has none."""
         return None
 
     def finish_reason(self, index: int, generation: Generation) -> str:
-        """Return why an answer ended, after its last piece."""
+        """Return why an answer ended. Its last piece must have been read."""
         return generation.finish_reason
 
     def end(self, index: int, generation: Generation, texts: TokenTexts, *, with_tokens: bool) -> dict[str, Any]:
-        """Return the fields of a choice that are known once its answer has ended."""
+        """Return the fields of a choice that only a finished answer has."""
         payload: dict[str, Any] = {"logprobs": None, "finish_reason": self.finish_reason(index, generation)}
         if generation.logprobs is not None:
             payload["logprobs"] = self.logprobs(generation, generation.logprobs, texts)
@@ -68,14 +68,14 @@ class CompletionResponse:
 
 
 class ChatResponse(CompletionResponse):
-    """Write the answers of `/v1/chat/completions`."""
+    """The format of `/v1/chat/completions`."""
 
     prefix = "chatcmpl"
     whole = "chat.completion"
     piece = "chat.completion.chunk"
 
     def __init__(self, reader: Callable[[], AnswerReader] | None = None) -> None:
-        """Write answers that may call tools, each with a `reader` of its own, or answers that don't."""
+        """`reader` makes the reader of each answer's tool calls; None if answers can't call tools."""
         self._new_reader = reader
         self._no_text = "" if reader is None else None
         self._readers: dict[int, AnswerReader] = {}
@@ -123,13 +123,13 @@ class ChatResponse(CompletionResponse):
         return {"content": content, "refusal": None}
 
     def finish_reason(self, index: int, generation: Generation) -> str:
-        """See `CompletionResponse`. A call that was cut at the limit, or by a stop text, was not made."""
+        """See `CompletionResponse`. A call that was cut at the limit or by a stop text does not count as a call."""
         made = index in self._readers and self._readers[index].has_called
         return "tool_calls" if made and generation.finish_reason == "stop" else generation.finish_reason
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
-    """Return the text of pieces, and the parts of each call."""
+    """Return the text of pieces, and the parts of calls in them, in OpenAI's format."""
     calls: dict[int, dict[str, Any]] = {}
     for each in pieces:
         if each.kind == "name":
@@ -142,7 +142,7 @@ def _joined(pieces: Sequence[Piece]) -> tuple[str, list[dict[str, Any]]]:
 
 
 def pass_json(event: RowOutput, texts: TokenTexts) -> dict[str, Any]:
-    """Return what one pass did."""
+    """Return the output of a pass for one answer as JSON."""
 
     def reveal(found: Reveal) -> dict[str, Any]:
         text, entropy = texts.text(found.token_id), _finite(found.entropy)

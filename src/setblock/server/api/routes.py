@@ -1,5 +1,6 @@
-"""Define the routes: OpenAI's, those that orchestrators and Prometheus call, and the playground's, one page from files of
-this package and nowhere else. And send answers: whole, or as server-sent events to a client that may leave or read slowly.
+"""The routes: OpenAI's, those for orchestrators and Prometheus, and the playground's page with its files.
+
+Answers are sent whole, or as server-sent events to a client that may leave or read slowly.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ from setblock.server.api.settings import calls_asked
 from setblock.server.http.errors import DESCRIBED, ApiError, bad_request, unavailable
 from setblock.server.serving import Reply, Serving
 
-# The check itself is the gate's, before a body is read; here it is named in the schema.
-_KEY = Depends(HTTPBearer(auto_error=False, description="An API key, where the server was given any."))
+# For the schema only: `AccessControl` checks keys, before a body is read
+_KEY = Depends(HTTPBearer(auto_error=False, description="An API key, if the server has any."))
 _STREAM: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 
 api = APIRouter(dependencies=[_KEY], responses=DESCRIBED)
@@ -118,16 +119,16 @@ async def _answer(request: Request, body: DecodingBody, reply: Reply, shape: Com
 
 
 async def _read(reply: Reply, shape: CompletionResponse) -> None:
-    """Wait until all answers are whole."""
+    """Wait until all answers are finished."""
     async for place, made in reply.progress():
         shape.piece_of(place, made)
 
 
-_LAST_WORDS = 5.0  # seconds beyond the limit, in which a client can still learn that the limit was reached
+_LAST_WORDS = 5.0  # seconds beyond the limit, to send the client the error that the limit was reached
 
 
 class EventStream(StreamingResponse):
-    """Send frames as they are made, as a response. When the client leaves, or reads too slowly, the reply is closed."""
+    """A response of server-sent events. When the client leaves or reads too slowly, the reply is closed."""
 
     media_type = "text/event-stream"
 
@@ -142,7 +143,8 @@ class EventStream(StreamingResponse):
 
 
 async def is_done(receive: Receive, reply: Reply, work: Coroutine[Any, Any, Any], seconds: float | None = None) -> bool:
-    """Close a reply once work on it is done, its client has left or time is over. Return whether it was the first."""
+    """Await `work` on a reply, until its client has left or the time is over, and close the reply. Return whether the work was
+    done."""
     tasks = asyncio.create_task(work), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -164,8 +166,8 @@ async def _left(receive: Receive) -> None:
 async def frames(
     reply: Reply, shape: CompletionResponse, head: dict[str, Any], body: DecodingBody
 ) -> AsyncIterator[str]:
-    """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if it is wanted, `[DONE]`.
-    A pass that made no text certain has a frame only where events are wanted. What goes wrong is the last event."""
+    """Yield the events of a streamed answer: pieces of text, why each answer ended, the usage if requested, and `[DONE]`. A
+    pass that made no text final has an event only if the request wants all passes. An error is the last event."""
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     extra = {"usage": None} if with_usage else {}
     with_events, texts = bool(body.events), reply.serving.tokenizers.texts

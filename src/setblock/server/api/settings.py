@@ -1,6 +1,4 @@
-"""Turn a body into `DecodingSettings`: the same parameters under the library's names, with a server's bounds, and its tools
-into a grammar.
-"""
+"""The settings, the form of the answer and the tool calls that a request's body specifies."""
 
 import json
 import re
@@ -13,14 +11,15 @@ from setblock.errors import ParameterError, SetBlockError
 from setblock.server.api.protocol import ChatBody, DecodingBody, NamedTool
 from setblock.server.http.errors import ApiError, bad_request
 from setblock.server.http.limits import AVAILABLE, MOST
-from setblock.structure.calls import CallForm, Calls
+from setblock.structure.call_form import CallForm
+from setblock.structure.call_grammar import Calls
 from setblock.structure.kinds import WORDS, JsonSchema, Structure, close, structure_of
 
 
 def settings_of(body: DecodingBody, *, default: DecodingSettings, grammar: Structure | None = None) -> DecodingSettings:
-    """Return the settings that a body asks for, with a seed and `n` as given there; for the rest those of `default`. Its tools
-    hold the answer to `grammar`. Raise `ApiError` if a parameter is out of its range."""
-    if body.method not in (None, default.method):  # whose operating point says nothing of another method's
+    """Return the settings of a body; those that it does not set are from `default`, except a random seed. `grammar`: that of
+    its tools' calls. Raise `ApiError` if a parameter is out of its range."""
+    if body.method not in (None, default.method):  # the default operating point is of its own method only
         default = DecodingSettings()
     requested: dict[str, Any] = {row.name: getattr(body, called) for called, row in AVAILABLE.items()}
     requested |= {"max_new_tokens": _limit(body)[1], "logprobs": body.logprobs, "sampler_options": body.sampler_options}
@@ -54,7 +53,7 @@ def _limit(body: DecodingBody) -> tuple[str, int | None]:
 
 
 def requested_structure(body: DecodingBody) -> Structure | None:
-    """Return the form that a body asks for, or raise `ApiError` if it is none, or there are two."""
+    """Return the form of the answer that a body requests, or None. Raise `ApiError` if it is not valid, or there are two."""
     both = {"structured_outputs": body.structured_outputs, "response_format": _of_openai(body.response_format)}
     given = [(name, requested) for name, requested in both.items() if requested is not None]
     if not given:
@@ -85,7 +84,7 @@ def _of_openai(requested: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def calls_asked(form: CallForm, body: ChatBody) -> Calls:
-    """Return which calls an answer may have. Raise `ApiError` for a schema that is not valid, or a wrong name."""
+    """Return the calls that an answer may make. Raise `ApiError` if a schema is not valid or a name is wrong."""
     choice, parallel = body.tool_choice, body.parallel_tool_calls is not False
     parameters: dict[str, Any] = {}
     for number, tool in enumerate(body.tools or ()):
@@ -112,7 +111,8 @@ def calls_asked(form: CallForm, body: ChatBody) -> Calls:
 
 
 def request_error(error: SetBlockError, body: DecodingBody) -> ApiError:
-    """Return the library's message about a request, in the words of its body. It begins with the name of a setting."""
+    """Return the error of a request from the library's message, which begins with the name of a setting. The names of settings
+    become those of the body's parameters."""
     message = str(error)
     if message.startswith("prompt has "):
         param = "messages" if isinstance(body, ChatBody) else "prompt"

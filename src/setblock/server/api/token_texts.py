@@ -1,4 +1,4 @@
-"""Write single tokens as text and bytes, and find where they stand in an answer."""
+"""The texts and bytes of single tokens, and their places in an answer."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 class TokenTexts:
-    """Write the tokens of one vocabulary, special ones included."""
+    """The texts of the tokens of one vocabulary, special tokens included."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -28,7 +28,7 @@ class TokenTexts:
         self.bytes, self.text = cache(self._bytes), cache(self._text)
 
     def name(self, token_id: int) -> str:
-        """Return a token as OpenAI's completions name it: its text, or its bytes where these are no whole characters."""
+        """Return a token as OpenAI's completions name it: its text, or its bytes if these are no whole characters."""
         found = self.bytes(token_id)
         try:
             return found.decode()
@@ -36,20 +36,21 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found)
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Return different names for different tokens: of two of the same text, the second one is named by its id."""
+        """Return the names of different tokens, all different: a token with the same text as one before it is named by its
+        id."""
         names: dict[str, int] = {}
         for token_id in token_ids:
             names[f"token_id:{token_id}" if self.name(token_id) in names else self.name(token_id)] = token_id
         return list(names)
 
     def offsets(self, token_ids: Sequence[int], text: str) -> list[int]:
-        """Return for each token of an answer where its text begins in the answer's `text`, in characters. Of a character's
-        second half that is where the character begins; of what `text` leaves out, where it would be."""
+        """Return where the text of each token of an answer begins in the answer's `text`, in characters. For the second half of
+        a character that is where the character begins. For a token that `text` leaves out it is where the token would be."""
         answer, offsets = AnswerText(self._tokenizer), []
         for token_id in token_ids:
             own, start = self.text(token_id), len(answer.text)
             answer.read([token_id])
-            if answer.text[start:].endswith(own):  # before it may stand half a character that is not completed
+            if answer.text[start:].endswith(own):  # there may be an incomplete character before it
                 start = len(answer.text) - len(own)
             offsets.append(min(start, len(text)))
         return offsets

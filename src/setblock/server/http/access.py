@@ -1,4 +1,4 @@
-"""Control what may come in: host names, origins, API keys, how many requests at once, bodies of bounded size and time."""
+"""Access control: host names, origins, API keys, the number of requests at once, and the size and time of bodies."""
 
 import asyncio
 import hmac
@@ -22,7 +22,7 @@ _API = "/v1/"  # what keys protect
 
 
 class Keys:
-    """API keys. The time that a refusal takes says nothing of them, nor how much of a wrong one was right."""
+    """API keys. They are compared in constant time."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -36,14 +36,14 @@ class Keys:
         return bool(self._digests)
 
     def know(self, key: str) -> bool:
-        """Return whether a key is one of them."""
+        """Return whether `key` is one of the keys."""
         digest = sha256(key.encode()).digest()
         return sum([hmac.compare_digest(digest, each) for each in self._digests]) > 0
 
 
 def read_keys(path: Path | None, variable: str | None) -> Keys:
-    """Read keys from a file, one a line (# begins a comment), and from an environment variable, with commas between them,
-    or raise `SetBlockError` if the file can't be read, or holds no key."""
+    """Read keys from a file, one a line (# begins a comment), and from the value of an environment variable, separated by
+    commas. Raise `SetBlockError` if the file can't be read or has no key."""
     found = [key.strip() for key in (variable or "").split(",") if key.strip()]
     if path is not None:
         lines = map(str.strip, read_text(path, what="the API keys in").splitlines())
@@ -55,8 +55,8 @@ def read_keys(path: Path | None, variable: str | None) -> Keys:
 
 
 def host_patterns(hosts: Collection[str]) -> list[str]:
-    """Return the names by which the server may be called, in small letters; any where there are none. Raise `SetBlockError`
-    if one is neither a name nor a pattern such as `*.example.com`."""
+    """Return the allowed host names in small letters, or `*` if `hosts` is empty. Raise `SetBlockError` if one is neither a
+    name nor a pattern such as `*.example.com`."""
     for host in hosts:
         if "*" in host.removeprefix("*.") and host != "*":
             raise SetBlockError(f"an allowed host must be a name or a pattern such as *.example.com, not {host!r}")
@@ -64,7 +64,7 @@ def host_patterns(hosts: Collection[str]) -> list[str]:
 
 
 def origins_of(origins: Collection[str]) -> list[str]:
-    """Return the origins whose pages may ask, in small letters. Raise `SetBlockError` if one is none, and not `*`."""
+    """Return the allowed origins in small letters. Raise `SetBlockError` if one is neither an origin nor `*`."""
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin.lower()):
             raise SetBlockError(
@@ -74,15 +74,15 @@ def origins_of(origins: Collection[str]) -> list[str]:
 
 
 class Admission:
-    """Count the requests that are being answered, and decide whether more may come."""
+    """The number of requests in progress, with an upper limit."""
 
     def __init__(self, most: int) -> None:
         self.active = 0
-        self.is_closed = False
+        self.is_closed = False  # once the server is shutting down
         self._most = most
 
     def check(self) -> None:
-        """Raise `ApiError` if there is no place."""
+        """Raise `ApiError` if no further request is admitted."""
         if self.is_closed:
             raise unavailable()
         if self.active >= self._most:
@@ -90,7 +90,7 @@ class Admission:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Hold a place while active, or raise `ApiError` if there is none."""
+        """Count a request while active. Raise `ApiError` if it is not admitted."""
         self.check()
         self.active += 1
         try:
@@ -100,15 +100,15 @@ class Admission:
 
 
 class Bodies:
-    """Read the bodies of requests, each within a time, and only so many at once: if there are more, the one that has taken the
-    longest is given up. So bodies that never end can't keep out those that do."""
+    """A reader of request bodies. Each has a time limit. If more than `most` are being read, the one that has taken longest is
+    dropped, so that bodies that never end can't block others."""
 
     def __init__(self, most: int, limits: ServerLimits) -> None:
         self._most, self._limits = most, limits
-        self._unfinished: dict[asyncio.Timeout, None] = {}  # in the order in which they began
+        self._unfinished: dict[asyncio.Timeout, None] = {}  # the timeouts of bodies being read, the oldest first
 
     async def read(self, receive: Receive) -> bytes:
-        """Return a whole body. Raise `ApiError` if it is too large or too slow, or the client leaves."""
+        """Return a whole body. Raise `ApiError` if it is too large or too slow, or the client disconnects."""
         loop, seconds = asyncio.get_running_loop(), self._limits.body_seconds
         if len(self._unfinished) >= self._most:
             slowest = next(iter(self._unfinished))
@@ -142,11 +142,13 @@ class Bodies:
         return b"".join(pieces)
 
 
-_DISCARDED = 64  # times the limit: how much of a body that is too large is read, so that its sender gets to the answer
+_DISCARDED = (
+    64  # times the limit: how much of too large a body is read, since clients read the answer only after sending
+)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body that was read already, and then what else comes."""
+    """Return a `receive` that first returns a body that was read already."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
@@ -156,7 +158,8 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class AccessControl:
-    """Refuse requests that may not come in, as ASGI middleware. Only what decodes takes a place, once its body is there."""
+    """ASGI middleware that refuses requests without access. Only requests that decode count as in progress, once their body
+    is read."""
 
     def __init__(
         self,
@@ -190,13 +193,13 @@ class AccessControl:
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        # A page elsewhere whose name was made to lead here could otherwise read the answers.
+        # Against DNS rebinding: the page of a name that was made to resolve to this server could read the answers
         named = headers.get("host", "").lower()
         host = re.sub(r":\d*$", "", named)
         if not any(host == each or (each.startswith("*") and host.endswith(each[1:])) for each in self._hosts):
             message = f"this server does not answer to the host name {shown(host)}: --allowed-host allows it"
             raise bad_request(message, code="invalid_host")
-        # A browser names the page that asks. One of another site could otherwise make this machine work.
+        # A browser sends the origin of the page. Pages of other sites could otherwise make this machine decode
         origin = headers.get("origin", "").lower()
         is_own = origin.partition("://")[2] == named
         if origin and not is_own and not {origin, "*"} & {*self._origins}:

@@ -1,4 +1,4 @@
-"""Close connections that take too long: to send the head of a request, or to read the rest of an answer."""
+"""HTTP connections with time limits: for sending the head of a request, and for reading the rest of an answer."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from setblock.server.http.limits import ServerLimits
 
 
 class Connection(H11Protocol):
-    """Serve one connection. Its time for a head begins when it is opened, and with the first byte after an answer."""
+    """One connection. Its time for the head of a request begins when it is opened, and with the first byte after an answer."""
 
     def __init__(self, *arguments: Any, limits: ServerLimits, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -35,7 +35,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """See uvicorn; it calls this when a whole answer is written to the connection, which may still hold some of it."""
+        """See uvicorn, which calls this when an answer is written to the connection, whose buffer may still have some of it."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self.loop.call_later(self._limits.request_seconds, self._abort_unless_read, self.cycle)

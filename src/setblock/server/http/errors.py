@@ -1,4 +1,4 @@
-"""Define what a client receives when something goes wrong: OpenAI's error object, with its status and code."""
+"""The errors that clients receive: OpenAI's error object, with its status and code."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from starlette.responses import Response
 from setblock.errors import fault_of
 from setblock.section import UNKNOWN_KEY
 
-_LATER = {"Retry-After": "1"}  # passes take milliseconds; a place is free soon, or the queue is far too long
+_LATER = {"Retry-After": "1"}  # seconds; passes take milliseconds
 _CLOSE = {"Connection": "close"}
 _NO_KEY = {"WWW-Authenticate": "Bearer"}
 _INVALID = "invalid_request_error"
-# What it says, OpenAI's `type`, its `code` where nothing else is said, and headers to send along.
+# By status: a description, OpenAI's `type`, its `code` unless the error has its own, and headers.
 _OF_STATUS: dict[int, tuple[str, str, str | None, Mapping[str, str]]] = {
     400: ("A parameter is wrong; `param` names it.", _INVALID, "invalid_value", {}),
     401: ("No API key, or none of this server's.", "authentication_error", "invalid_api_key", _NO_KEY),
@@ -31,8 +31,8 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {status: {"description": row[0]} fo
 
 
 class ApiError(HTTPException):
-    """An answer that is an error. Its status says what kind of error it is, and which headers go along. `code` is
-    OpenAI's, for programs, None where the status says all; `param` is the parameter at fault, if it is one."""
+    """An error that is sent to the client. Its status determines its type and headers. `code` is OpenAI's, for programs;
+    without one it is the status's usual code, if there is one. `param` is the wrong parameter, if the error is about one."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ApiError(HTTPException):
         return {"error": {"message": self.detail, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        """Return the error as a response. In ASCII: what it quotes may not be encodable."""
+        """Return the error as a response, in ASCII: it may quote text that UTF-8 can't encode."""
         return Response(json.dumps(self.content()), self.status_code, self.headers, "application/json")
 
 
@@ -67,18 +67,18 @@ def unsupported(param: str, reason: str) -> ApiError:
 
 
 def unavailable() -> ApiError:
-    """Return the error of a server that shuts down, or has failed."""
+    """Return the error of a server that is shutting down."""
     return ApiError(503, "the server is shutting down")
 
 
 def from_validation(found: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the error for the first fault that pydantic finds in a body."""
-    # Of what is a word or an object, the first fault is that of the word.
+    # pydantic reports a value that may be a word or an object for each of the two: an object is no wrong word
     is_word = [each["type"] == "literal_error" and isinstance(each["input"], Mapping) for each in found]
     error = found[is_word.index(False) if False in is_word else 0]
     place = [str(part) for part in error["loc"] if part not in ("body", "NamedTool") and "[" not in str(part)]
     kind = str(error["type"])
-    if place and place[-1] == kind.partition("_")[0]:  # of one that may have several types, the first of them
+    if place and place[-1] == kind.partition("_")[0]:  # the first of several types that the value may have
         del place[-1]
     param = ".".join(place) or None
     if kind == "json_invalid":

@@ -1,5 +1,6 @@
-"""Define what one client may ask of the server. Imports no PyTorch, so that the command line can offer the limits
-without it.
+"""The limits of requests to the server.
+
+Imports no PyTorch, so that the command line can list the limits without it.
 """
 
 from dataclasses import dataclass, fields
@@ -21,7 +22,7 @@ MAX_STOP_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limit what a server does.
+    """The limits of a server.
 
     Attributes:
         max_requests: Maximum number of requests in progress, waiting ones included. Further requests get status 429. As many

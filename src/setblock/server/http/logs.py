@@ -1,5 +1,6 @@
-"""Write logs, one JSON object a line, and count requests. What a client wrote, and what it was answered, is in the logs only
-where that was asked for.
+"""Logs, one JSON object a line, and the count of requests.
+
+Texts of prompts and answers are logged only if the server's configuration says so.
 """
 
 import json
@@ -19,7 +20,7 @@ logger = logging.getLogger("setblock.server")
 
 
 class JsonLines(logging.Formatter):
-    """Format a record as a JSON object, with its `fields` next to the usual ones."""
+    """A formatter that writes a record as a JSON object, with the record's `fields` next to the usual ones."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, in ASCII."""
@@ -35,7 +36,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Write this package's logs, from `level` on, and the warnings of all others to stderr, each a line of JSON."""
+    """Write to stderr, as lines of JSON, this package's logs from `level` on and the warnings of other packages."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
@@ -43,24 +44,20 @@ def log_to_stderr(level: str) -> None:
     root.setLevel(logging.WARNING)
     logging.captureWarnings(True)
     logging.getLogger("setblock").setLevel(level.upper())
-    logging.getLogger("asyncio").addFilter(_is_news)
+    # asyncio logs each send after a client has left; the request's own log line says so
+    logging.getLogger("asyncio").addFilter(lambda record: record.msg != "socket.send() raised exception.")
     for library in ("uvicorn", "transformers"):  # which may have handlers of their own
         logs = logging.getLogger(library)
         logs.handlers, logs.propagate = [], True
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a record of asyncio says more than that a client has left: so do the logs of its request."""
-    return record.msg != "socket.send() raised exception."
-
-
 @dataclass
 class Account:
-    """What became of one request, for its log line."""
+    """The log line of one request."""
 
-    id: str  # names it, in the log and to its client
+    id: str  # in the log, and in the header `x-request-id`
     started: float  # `time.perf_counter()` when it came
-    fields: dict[str, Any] = field(default_factory=dict)  # what else the log is to say of it
+    fields: dict[str, Any] = field(default_factory=dict)  # further fields of the log line
 
     @property
     def seconds(self) -> float:
@@ -69,7 +66,8 @@ class Account:
 
 
 class RequestLog:
-    """Name, log and count each request, as the outermost ASGI middleware. `scope["account"]` is its `Account`."""
+    """The outermost ASGI middleware: it gives each request an id, logs it and counts it. `scope["account"]` is the request's
+    `Account`."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
@@ -80,7 +78,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         account = scope["account"] = Account(secrets.token_hex(8), time.perf_counter())
-        status = 499  # what proxies log where a client left before it was answered
+        status = 499  # nginx's status for a client that left before it was answered
 
         async def named(message: Message) -> None:
             nonlocal status

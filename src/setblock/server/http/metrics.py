@@ -1,4 +1,4 @@
-"""Count metrics for Prometheus. Labels take few values, whatever clients send."""
+"""Metrics for Prometheus. Labels take few values, whatever clients send."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +16,7 @@ _TOKENS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0, 24.0, 32.0
 
 
 class Metrics(Collector):
-    """All that the server counts."""
+    """The server's metrics. `figures` returns the engine's."""
 
     def __init__(self, figures: Callable[[], EngineFigures]) -> None:
         self.registry = CollectorRegistry()
@@ -45,7 +45,7 @@ class Metrics(Collector):
         self.forwards = counter("answer_forwards", "Forward passes of finished answers.")
 
     def finished(self, generation: Generation) -> None:
-        """Count an answer."""
+        """Count a finished answer."""
         self.answers.labels(generation.method, generation.finish_reason).inc()
         self.generated_tokens.inc(generation.num_tokens)
         self.forwards.inc(generation.num_forwards)
@@ -53,7 +53,7 @@ class Metrics(Collector):
             self.tokens_per_forward.labels(generation.method).observe(generation.tokens_per_forward)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the engine's own figures, when they are asked for."""
+        """Yield the engine's figures; Prometheus's client calls this for each scrape."""
         now = self._figures()
         for name, help, value in (
             ("waiting_requests", "Answers that wait for a place.", now.waiting),

@@ -1,4 +1,4 @@
-// The page: sends what is asked, and shows the turns with the newest at the bottom, above the prompt.
+// The page: sends prompts, and shows the turns, the newest at the bottom, above the prompt.
 
 import { Answer } from "./answer.js";
 import { at, element } from "./elements.js";
@@ -19,18 +19,18 @@ async function connect() {
     at("model").textContent = askForKey(problem) ? "needs an API key" : problem.message;
     return;
   }
-  const facts = state.served.setblock;
+  const card = state.served.setblock;
   at("model").textContent = state.served.id;
   document.title = `${state.served.id} · setblock`;
-  const parts = (facts.notice ?? "").split("`"); // as in Markdown, every other one is code
+  const parts = (card.notice ?? "").split("`"); // as in Markdown, every other one is code
   at("notice").replaceChildren(...parts.map((part, place) => element(place % 2 ? "code" : "span", "", part)));
-  at("notice").hidden = !facts.notice;
-  at("sample").textContent = facts.example ?? "";
-  at("sample").hidden = !facts.example;
-  settings.offer(facts);
+  at("notice").hidden = !card.notice;
+  at("sample").textContent = card.example ?? "";
+  at("sample").hidden = !card.example;
+  settings.show(card);
 }
 
-// Whether that is what is missing.
+// Returns whether the problem is a missing API key, and if so, focuses its field.
 function askForKey(problem) {
   if (!(problem instanceof Problem) || problem.status !== 401) return false;
   at("side").open = at("key-box").open = true;
@@ -94,7 +94,7 @@ async function ask(prompt) {
   } finally {
     for (const answer of turn.answers) answer.close();
     setRunning(null);
-    turn.offerReplay();
+    turn.addReplay();
     follow();
   }
 }

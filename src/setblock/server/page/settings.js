@@ -1,4 +1,4 @@
-// What the user chose, as a request's body. Offers only what has an effect on the model that is served.
+// The settings that the user chose, as a request's body. Shows only settings that have an effect on the served model.
 
 import { at } from "./elements.js";
 
@@ -19,7 +19,7 @@ function fill(select, values) {
   select.replaceChildren(new Option("Default", ""), ...values.map((value) => new Option(value)));
 }
 
-export function offer({ methods, method: usual, block_sizes: sizes, gammas }) {
+export function show({ methods, method: usual, block_sizes: sizes, gammas }) {
   const isTrained = methods.includes("sbd");
   for (const option of at("method").options) {
     option.disabled = !methods.includes(option.value);
@@ -28,21 +28,21 @@ export function offer({ methods, method: usual, block_sizes: sizes, gammas }) {
   at("method").value = usual;
   fill(at("block"), sizes);
   fill(at("gamma"), gammas);
-  const show = () => {
+  const update = () => {
     at("of-blocks").hidden = !isTrained || method() === "ntp";
     at("method-note").textContent = isTrained || method() !== "exact" ? NOTES[method()] : UNTRAINED;
     at("chosen").textContent = `${method()}, temperature ${at("temperature").value || 0}`;
   };
-  at("method").onchange = at("temperature").onchange = show;
-  show();
+  at("method").onchange = at("temperature").onchange = update;
+  update();
 }
 
 export function body(name, seed) {
-  const asked = { method: name, temperature: Number(at("temperature").value), seed };
-  if (at("most").value) asked.max_tokens = Number(at("most").value);
-  if (isHeld()) asked.structured_outputs = { json: at("schema").value.trim() };
-  if (name === "ntp" || at("of-blocks").hidden) return asked;
-  if (at("gamma").value) asked.gamma = Number(at("gamma").value);
-  if (at("block").value) asked.block_size = Number(at("block").value);
-  return asked;
+  const request = { method: name, temperature: Number(at("temperature").value), seed };
+  if (at("most").value) request.max_tokens = Number(at("most").value);
+  if (isHeld()) request.structured_outputs = { json: at("schema").value.trim() };
+  if (name === "ntp" || at("of-blocks").hidden) return request;
+  if (at("gamma").value) request.gamma = Number(at("gamma").value);
+  if (at("block").value) request.block_size = Number(at("block").value);
+  return request;
 }

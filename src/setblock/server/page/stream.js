@@ -1,4 +1,4 @@
-// Server-sent events of a POST: what the server streams, as objects. Knows HTTP, nothing of the page.
+// The server's API: its server-sent events as objects.
 
 export class Problem extends Error {
   constructor(status, error) {
@@ -20,8 +20,8 @@ async function answered(path, options) {
     throw new Problem(0, { message: "the server can't be reached" });
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => ({})); // a proxy's error is no JSON
-  throw new Problem(response.status, told.error);
+  const payload = await response.json().catch(() => ({})); // a proxy's error is no JSON
+  throw new Problem(response.status, payload.error);
 }
 
 export async function model(key) {

@@ -1,4 +1,4 @@
-// A turn: what was asked, the answers side by side, what came out, and a replay pass by pass.
+// A turn: the prompt, the answers side by side, their comparison, and a replay pass by pass.
 
 import { element, plural } from "./elements.js";
 
@@ -40,13 +40,13 @@ export class Turn {
 
   fail(problem) {
     if (!this.passes) this.lanes.hidden = true;
-    const told = element("p", "problem", problem);
-    told.setAttribute("role", "alert");
-    this.root.append(told);
+    const alert = element("p", "problem", problem);
+    alert.setAttribute("role", "alert");
+    this.root.append(alert);
   }
 
-  // To be offered where there is something to see: not for tokens that came one by one.
-  offerReplay() {
+  // No replay for tokens that came one by one.
+  addReplay() {
     const most = this.passes;
     if (most < 2 || this.answers.every((answer) => answer.isPlain)) return;
     const button = element("button", "", "Play");

@@ -65,8 +65,8 @@ def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def taught(name: str, *, steps: int = 250) -> SBDModel:
-    """A model that was taught to call in a shape of `SHAPES`."""
+def trained_to_call(name: str, *, steps: int = 250) -> SBDModel:
+    """A model that was trained to call tools in a shape of `SHAPES`."""
     torch.manual_seed(0)
     template, added = SHAPES[name]
     names = "{{ tools | map(attribute='function.name') | join(' ') }}"  # short: no such model reads more

@@ -29,7 +29,7 @@ def run_case(name: str, *, every_path: bool = True) -> Outcome:
     """
     family, fields = cases()[name]
     outcome = Outcome(name, family, "not covered")
-    with tempfile.TemporaryDirectory() as temporary, quiet():
+    with tempfile.TemporaryDirectory() as temporary, without_output():
         folder = Path(temporary)
         try:
             if name in UNSHRINKABLE:
@@ -92,7 +92,7 @@ def check_family(folder: Path, outcome: Outcome, *, every_path: bool) -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_output() -> Iterator[None]:
     """Without what Transformers says of configs that are tiny."""
     level = logging.get_verbosity()
     logging.set_verbosity_error()

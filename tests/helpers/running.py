@@ -16,33 +16,33 @@ from setblock.model.sbd_model import SBDModel
 
 
 @dataclass
-class Told:
-    """All that an engine told of a request."""
+class Received:
+    """All progress of a request."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     events: list[RowOutput] = field(default_factory=list)
     generation: Generation | None = None
-    silent: int = 0  # passes that said nothing
+    silent: int = 0  # passes without an event
 
 
-class Log(defaultdict[str, Told]):
-    """What an engine told, by request."""
+class Log(defaultdict[str, Received]):
+    """The progress of an engine's requests, by request."""
 
     def __init__(self) -> None:
-        super().__init__(Told)
+        super().__init__(Received)
 
     def add(self, progress: list[Progress]) -> None:
         for each in progress:
-            told = self[each.id]
-            assert told.generation is None, "nothing comes after the end"
-            told.text += each.text
-            told.token_ids += each.token_ids
-            told.generation = each.generation
+            received = self[each.id]
+            assert received.generation is None, "nothing comes after the end"
+            received.text += each.text
+            received.token_ids += each.token_ids
+            received.generation = each.generation
             if each.event is None:
-                told.silent += 1
+                received.silent += 1
             else:
-                told.events.append(each.event)
+                received.events.append(each.event)
 
     def run(self, engine: Engine, *, most: int = 10_000) -> "Log":
         """Step to the end."""
@@ -64,21 +64,21 @@ def alone(sbd: SBDModel, request: Request) -> Generation:
     return _ALONE[key]
 
 
-def assert_as_alone(told: Told, theirs: Generation) -> None:
+def assert_as_alone(received: Received, theirs: Generation) -> None:
     """The same answer, by the same passes but for those over the prompt."""
-    ours = told.generation
+    ours = received.generation
     assert ours is not None
     assert_same(ours, theirs)
-    assert told.text == ours.text
-    rest = ours.token_ids[len(told.token_ids) :]  # an end of text
-    assert told.token_ids + rest == ours.token_ids
+    assert received.text == ours.text
+    rest = ours.token_ids[len(received.token_ids) :]  # an end of text
+    assert received.token_ids + rest == ours.token_ids
     assert len(rest) <= (ours.finish_reason == "stop")
     assert (ours.passes.block, ours.passes.commit) == (theirs.passes.block, theirs.passes.commit)
     assert ours.revealed_by == theirs.revealed_by
     assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-3)
-    assert [event.number for event in told.events] == list(range(1 + theirs.passes.decoding))
-    assert [event.kind for event in told.events].count("commit") == theirs.passes.commit
-    assert ours.passes.prefill == 1 + told.silent
+    assert [event.number for event in received.events] == list(range(1 + theirs.passes.decoding))
+    assert [event.kind for event in received.events].count("commit") == theirs.passes.commit
+    assert ours.passes.prefill == 1 + received.silent
 
 
 def check_that_rows_come_and_go_as_alone(model: SBDModel, wanted: Sequence[Request], limits: EngineLimits) -> None:

@@ -1,6 +1,6 @@
 """The table of families in `docs/versions.md`, made of the results of all runs.
 
-`python tests/every_family.py` writes it anew.
+`python tests/helpers/every_family.py` writes it anew.
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 from family_sweep.cases import cases
 from family_sweep.outcome import Outcome
 
-RESULTS = Path(__file__).parents[1] / "families" / "results.jsonl"
+RESULTS = Path(__file__).parents[2] / "families" / "results.jsonl"
 
-PAGE = Path(__file__).parents[2] / "docs" / "versions.md"
+PAGE = Path(__file__).parents[3] / "docs" / "versions.md"
 
 
 def write_results(outcomes: Sequence[Outcome]) -> None:
@@ -39,12 +39,12 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> str:
     limited = [each["name"] for each in of["right"] if "limits" in each]
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in of["refused"]:
-        reasons[next(told for part, told in REASONS.items() if part in each["reason"])].append(each["name"])
+        reasons[next(reason for part, reason in REASONS.items() if part in each["reason"])].append(each["name"])
     rows = [
         ("right", len(of["right"]), ", ".join(each["name"] for each in of["right"])),
         ("right up to a length", len(limited), ", ".join(limited)),
         ("right, but not in the engine", len(engineless), ", ".join(engineless)),
-        *((f"refused: {told}", len(names), ", ".join(names)) for told, names in sorted(reasons.items())),
+        *((f"refused: {reason}", len(names), ", ".join(names)) for reason, names in sorted(reasons.items())),
         (
             "not covered: no tiny model can be made",
             len(of["not covered"]),
