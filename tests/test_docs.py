@@ -49,7 +49,7 @@ def test_readme_shows_what_was_measured_on_real_models():
 
 
 def test_what_exact_saves_on_the_bundled_model_is_one_figure():
-    counted = json.loads((ROOT / "experiments" / "results" / "exact_is_greedy.json").read_text())
+    counted = json.loads((ROOT / "benchmarks" / "results" / "exact_is_greedy.json").read_text())
     saved = f"{counted['generate_passes'] / counted['exact_passes']:.1f} times"
     for page in ("README.md", "docs/results.md", "docs/faq.md", "docs/sweep.md"):
         assert saved in (ROOT / page).read_text(), page

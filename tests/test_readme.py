@@ -35,8 +35,11 @@ def test_no_reason_is_lost_for_want_of_a_block():
 
 
 def test_every_example_is_shown():
-    for example in (ROOT / "examples").iterdir():
-        assert any(f"examples/{example.name}" in block.content for block in README if block.runs_here), example.name
+    """In a block of the README or of another page, so that readers find it."""
+    pages = [README, *map(blocks, (ROOT / "docs").glob("*.md"))]
+    shown = "\n".join(block.content for page in pages for block in page)
+    names = [each.name for each in (ROOT / "examples").iterdir() if each.name != "__pycache__"]
+    assert [name for name in names if f"examples/{name}" not in shown] == []
 
 
 def test_the_demo_is_what_the_readme_shows():

@@ -1,7 +1,7 @@
 """Compare exact mode with greedy next-token decoding, token for token: our plain loop's, and the runtime's own.
 
-    python experiments/exact_is_greedy.py --model smollm2 --prepack --out experiments/results/exact_is_greedy_bfloat16.jsonl
-    python experiments/exact_is_greedy.py --model f32.gguf --tasks instructions humaneval --out gguf.jsonl
+    python benchmarks/exact_is_greedy.py --model smollm2 --prepack --out runs/exact_is_greedy.jsonl
+    python benchmarks/exact_is_greedy.py --model f32.gguf --tasks instructions humaneval --out gguf.jsonl
 
 Each prompt is decoded plainly and exactly, alone and in a batch, and by the runtime's own loop: Transformers' `generate`, or
 llama.cpp's for a GGUF file. There, exact mode is tried with separate commits, too: passes without the next block in them.
