@@ -72,7 +72,7 @@ class Subject:
 SUBJECTS = {
     "smollm2, English": Subject("smollm2", "instructions", 4),
     "smollm2-records": Subject("models/smollm2-records", "tasks/extraction", 8, 2),
-    "smollm2, HumanEval": Subject("smollm2", "humaneval", 4),
+    "smollm2, HumanEval": Subject("smollm2", "tasks/humaneval", 4),
     "bundled": Subject(None, "word-problems", 16, requests=5),
 }
 BY_VALUE = (8, 1, 32, "batch", 16, 4, 2)

@@ -2,7 +2,7 @@ r"""Measure one request at a time, by everything that a user might pick: ours, T
 generation and prompt lookup, and llama.cpp. All over the same weights and token ids, greedily, in turns in one run.
 
     python benchmarks/side_by_side.py --out benchmarks/results/side_by_side_trained.json
-    python benchmarks/side_by_side.py --checkpoint smollm2 --task humaneval --dtype bfloat16 \
+    python benchmarks/side_by_side.py --checkpoint smollm2 --task tasks/humaneval --dtype bfloat16 \
         --allow-code-execution
 
 The model is the bundled one on held-out word problems, or `--checkpoint` on `--task`. Its draft model for assisted generation

@@ -55,7 +55,9 @@ NOT_RUN = {
     r"vllm serve|ray start": "needs vLLM, in an environment of its own: `make test-vllm`",
     r"torchrun|accelerate launch": "needs several GPUs",
     r"hf upload": "publishes a model on the hub",
-    r"python (experiments|benchmarks)/|make bench": "takes minutes to hours: tests/test_benchmarks.py runs them in miniature",
+    r"python (benchmarks|contrib)/|make bench": "takes minutes to hours: tests/test_benchmarks.py runs them in miniature",
+    r"python experiments/": "a finished study: its program is at a tag",
+    r"python examples/(first|paper_tables|sweep_figure)": "takes minutes, and each has its own test",
     r"setblock train .*--dry-run": "reads a config of the hub: tests/training/test_dry_run.py runs it on others",
     r"setblock (export .*--uno|generate .*--adapter)": "needs an adapter of UNO's form: tests/model/adapter/test_uno.py",
     r"setblock train .*flex_attention": "needs a GPU",
@@ -110,10 +112,10 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, bundled: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What pages take for granted: models, recipes and experiments."""
+    """What pages take for granted: models, recipes, tasks and examples."""
     for name in ("MODEL", "runs/mine", "runs/records"):
         shutil.copytree(bundled, tmp_path / name)
-    for name in ("examples", "experiments", "models", "recipes", "tasks"):
+    for name in ("examples", "models", "recipes", "tasks"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs" / "experiments").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

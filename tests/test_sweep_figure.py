@@ -24,7 +24,7 @@ SWEEP = sweep_of(
 @pytest.fixture(scope="module")
 def draw_results():
     """Not at import, as Matplotlib takes its time and each worker imports every file."""
-    return runpy.run_path(str(Path(__file__).parent.parent / "experiments" / "sweep_figure.py"))["draw_results"]
+    return runpy.run_path(str(Path(__file__).parent.parent / "examples" / "sweep_figure.py"))["draw_results"]
 
 
 def test_the_front_is_what_nothing_beats():

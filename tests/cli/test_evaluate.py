@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_a_wrong_task_lists_the_near_ones(run):
     outcome = run("evaluate", "--task", "word-problem")
     assert outcome.code == 2
     assert outcome.message.startswith("setblock: error: there is no task 'word-problem', did you mean 'word-problems'?")
-    assert "humaneval" in run("evaluate", "--task", "?").message
+    assert "instructions" in run("evaluate", "--task", "?").message
 
 
 def test_every_kind_of_task_runs(run, sbd_folder, monkeypatch):
@@ -102,7 +103,8 @@ def test_every_kind_of_task_runs(run, sbd_folder, monkeypatch):
 
 @pytest.mark.parametrize("command", ["evaluate", "sweep", "calibrate"])
 def test_a_task_that_runs_programs_asks_first(run, command):
-    assert "allow it with --allow-code-execution" in run(command, "--task", "humaneval", "--limit", "1").message
+    humaneval = Path(__file__).parents[2] / "tasks" / "humaneval"
+    assert "allow it with --allow-code-execution" in run(command, "--task", humaneval, "--limit", "1").message
 
 
 def records(folder, *lines):
@@ -138,7 +140,7 @@ def test_own_records_are_answered_and_compared_with_plain_decoding(run, sbd_fold
     [
         (("--judge", "contains"), 2, "--judge needs --input: a task has its own way to ask and to judge"),
         (("--raw",), 2, "--raw needs --input: "),
-        (("--input", "own.jsonl", "--task", "humaneval"), 2, "--task and --input exclude each other"),
+        (("--input", "own.jsonl", "--task", "instructions"), 2, "--task and --input exclude each other"),
         (("--input", "own.jsonl", "--split", "test"), 2, "--split and --input exclude each other"),
         (("--input", "own.jsonl"), 1, "can't read own.jsonl: no such file"),
     ],

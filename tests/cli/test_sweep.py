@@ -56,7 +56,7 @@ def test_a_file_and_json(run, sbd_folder, tmp_path, monkeypatch):
             ("--grid-file", "g.yaml", "--sampler", "factor"),
             "--grid-file takes the place of --method, --sampler and --grid",
         ),
-        (("--task", "sums"), "there is no task 'sums'; there are humaneval, "),
+        (("--task", "sums"), "there is no task 'sums'; there are instructions, "),
         (("--method", "ntp"), "method must be one of sbd, exact, not 'ntp' (ntp is always decoded)"),
     ],
 )

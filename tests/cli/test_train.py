@@ -19,7 +19,7 @@ def test_a_reporter_that_is_not_installed(run, recipe, tmp_path, reporter):
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("task=chess", "there is no task 'chess'; there are humaneval, "),
+        ("task=chess", "there is no task 'chess'; there are instructions, "),
         ("every=0", "evaluate_decoding.every must be "),
         ("gammas=[-1]", "gamma must be"),
     ],

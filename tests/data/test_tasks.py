@@ -1,5 +1,6 @@
 """The table of tasks: each file's are in it, its splits share nothing, its right answers are right and others are not."""
 
+import importlib.resources
 import itertools
 from pathlib import Path
 
@@ -108,3 +109,15 @@ def test_one_file_more_in_the_folder_is_one_task_more(tmp_path, monkeypatch):
     assert [record.columns["completion"] for record in records_of(section)] == [" 0", " 2", " 4"]
     with pytest.raises(ParameterError, match="split of doubles must be test, not 'train'"):
         records_of(SourceSection(source="doubles", documents=3))
+
+
+def test_instructions_are_two_hundred_and_have_no_answer_to_learn():
+    lines = importlib.resources.files("setblock.data").joinpath("instructions.jsonl").read_text().splitlines()
+    examples = list(TASKS["instructions"].examples("test"))
+    assert len(lines) == len(examples) == len({each.question for each in examples}) == 200
+    assert all(each.answer is None for each in examples)
+    assert all(each.question == each.question.strip() for each in examples)
+    assert examples != list(TASKS["instructions"].examples("test", seed=1))
+    assert TASKS["instructions"].judge is None
+    first = [each.question.split()[0] for each in itertools.islice(examples, 12)]
+    assert len(set(first)) > 4  # several sorts

@@ -1,10 +1,12 @@
-"""Judging: verdicts as tasks give them, and those that programs give."""
+"""Judging: verdicts as tasks give them, and what is checked before."""
+
+from dataclasses import replace
 
 import pytest
 
-from setblock.data.tasks import Example, Program, Task, Verdict
+from setblock.data.tasks import Example, Task, Verdict
 from setblock.errors import ParameterError, SetBlockError
-from setblock.evaluation import evaluate, judging
+from setblock.evaluation import evaluate
 from setblock.evaluation.judging import check_judge, verdicts_on
 
 
@@ -12,25 +14,19 @@ def ask(split, seed):
     raise AssertionError("nothing is to be generated")
 
 
-def program(example, answer):
-    return Program(f"{answer}\nassert double(4) == 8")
+def judge(example, answer):
+    return Verdict(answer == example.answer)
 
 
-DOUBLES = Task("doubles", "a function that doubles", ask, program, runs_code=True)
+DOUBLES = Task("doubles", "a function that doubles", ask, judge, runs_code=True)
 
 
-@pytest.mark.filterwarnings("ignore:programs that the model wrote")
-def test_programs_are_run_and_only_one_that_comes_to_its_end_is_right():
-    answers = [
-        "def double(n): return 2 * n",
-        "def double(n): return 8",
-        "def double(n): return n",
-        "def",
-        "",
-        "import os\nos._exit(0)",
-    ]
-    found = verdicts_on(DOUBLES, [Example("?")] * len(answers), answers)
-    assert [each.right for each in found] == [True, True, False, False, False, False]
+@pytest.mark.parametrize("runs_code", [False, True])
+def test_verdicts_are_in_the_order_of_the_answers(runs_code):
+    examples = [Example("?", str(n)) for n in range(20)]
+    answers = [str(n - n % 3) for n in range(20)]
+    found = verdicts_on(replace(DOUBLES, runs_code=runs_code), examples, answers)
+    assert [each.right for each in found] == [n % 3 == 0 for n in range(20)]
 
 
 def test_programs_run_only_where_that_is_allowed_and_can_be():
@@ -42,13 +38,15 @@ def test_programs_run_only_where_that_is_allowed_and_can_be():
     check_judge(Task("open", "anything", ask), allow_code_execution=False)
 
 
-def test_where_programs_can_not_run_nothing_is_generated(monkeypatch):
+def test_where_answers_can_not_be_judged_nothing_is_asked():
     def refuse():
         raise SetBlockError("no limits")
 
-    monkeypatch.setattr(judging, "_confinement", refuse)
+    task = replace(DOUBLES, check=refuse)
     with pytest.raises(SetBlockError, match="no limits"):
-        check_judge(DOUBLES, allow_code_execution=True)
+        check_judge(task, allow_code_execution=True)
+    with pytest.raises(SetBlockError, match="no limits"):
+        evaluate(None, task, allow_code_execution=True)
     check_judge(Task("open", "anything", ask), allow_code_execution=True)
 
 

@@ -9,7 +9,7 @@ from roofline.predictions import predicted
 from setblock.roofline.prediction import block_speedup
 
 ROOT = Path(__file__).parents[2]
-PAPER = runpy.run_path(str(ROOT / "experiments" / "paper_tables.py"))
+PAPER = runpy.run_path(str(ROOT / "examples" / "paper_tables.py"))
 
 
 def test_every_printed_cell_comes_out():

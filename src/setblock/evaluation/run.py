@@ -60,8 +60,7 @@ def evaluate(
         requested: which examples, and how they are answered together. `split` (`test`): the split that they come from; see
             `Task.examples`. `seed` (0): the seed that they are generated from. `limit` (100): how many, at least 1.
             `batch_size` (32): how many are decoded at once, at least 1; it changes the time, never an answer or a count.
-            `allow_code_execution` (False): whether a task such as HumanEval may run the programs that the model writes; see
-            `setblock.evaluation.judging`.
+            `allow_code_execution` (False): whether a task's judge may run the programs that the model writes.
     """
     exam = Exam(model, task, **requested)
     settings = with_calibration(model, settings)

@@ -46,8 +46,8 @@ class ExamplesOptions:
     raw: bool = option(False, "With --input: continue prompts as plain text, without the chat template.")
     allow_code_execution: bool = option(
         False,
-        "Run the programs that the model writes for a coding task: in bubblewrap, or, where that is not installed, with limits "
-        "on time and memory alone.",
+        "Let a coding task run the programs that the model writes. tasks/humaneval of the repository confines them by "
+        "bubblewrap, or, where that is not installed, by limits on time and memory alone.",
     )
     split: Split | None = optional(
         "The split of a task's examples: test for results, validation for choosing settings. Default: test; of calibrate, "

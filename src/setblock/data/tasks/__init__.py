@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from setblock.data.tasks.task import ChatExample, Example, Program, Task, TextExample, Verdict
+from setblock.data.tasks.task import ChatExample, Example, Task, TextExample, Verdict
 from setblock.errors import ParameterError, did_you_mean
 from setblock.files import module_of
 
@@ -23,6 +23,10 @@ def _tasks_of_this_folder() -> Iterator[Task[Any]]:
 
 
 TASKS: dict[str, Task[Any]] = {task.name: task for task in _tasks_of_this_folder()}
+
+
+_MOVED = {"humaneval": "tasks/humaneval"}
+"""Earlier names of tasks, and what takes their place."""
 
 
 def task_named(name: str) -> Task[Any]:
@@ -38,6 +42,8 @@ def task_named(name: str) -> Task[Any]:
         if name not in tasks and not found[1]:
             hint = f"since the file has {len(tasks)} tasks: {', '.join(sorted(tasks))}"
             raise ParameterError(f"task must be {path}:NAME, {hint}")
+    if name in _MOVED and tasks is TASKS:
+        raise ParameterError(f"the task {name} is a folder of the repository now: {_MOVED[name]}")
     if name not in tasks:
         known = sorted(tasks)
         raise ParameterError(f"there is no task {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
@@ -70,4 +76,4 @@ def tasks_of_file(path: Path) -> dict[str, Task[Any]]:
     return {task.name: task for task in tasks}
 
 
-__all__ = ["TASKS", "ChatExample", "Example", "Program", "Task", "TextExample", "Verdict", "is_task", "task_named"]
+__all__ = ["TASKS", "ChatExample", "Example", "Task", "TextExample", "Verdict", "is_task", "task_named"]

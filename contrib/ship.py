@@ -1,6 +1,6 @@
 """Make of a trained run what the package ships for a named model.
 
-    python experiments/ship.py runs/smollm2-extraction-sbd --base smollm2-base --to models/smollm2-records
+    python contrib/ship.py runs/smollm2-extraction-sbd --base smollm2-base --to models/smollm2-records
 
 Writes the delta of all weights from the base model. Prints the bytes.
 """

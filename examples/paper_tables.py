@@ -1,6 +1,6 @@
 """Reproduce tables 3 and 4 of the paper, digit by digit, from what its figure 11 computes.
 
-    python experiments/paper_tables.py
+    python examples/paper_tables.py
 
 Prints each cell as it comes out, and marks one that the paper prints otherwise. The exit status is then 1. Then it sets each
 error of figure 11 right, and prints how many cells change:

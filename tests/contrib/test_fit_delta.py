@@ -1,4 +1,4 @@
-"""`experiments/fit_delta.py` as a person runs it: it begins, begins at a stored delta, and continues where it ended."""
+"""`contrib/fit_delta.py` as a person runs it: it begins, begins at a stored delta, and continues where it ended."""
 
 import runpy
 import shutil
@@ -15,7 +15,7 @@ from setblock.model.loading.delta import with_delta
 from setblock.training.recipe import load_recipe
 from setblock.training.run.train import train
 
-SCRIPT = Path(__file__).parents[2] / "experiments" / "fit_delta.py"
+SCRIPT = Path(__file__).parents[2] / "contrib" / "fit_delta.py"
 LLAMA = SMALLEST_LLAMA | {"tie_word_embeddings": True}
 
 

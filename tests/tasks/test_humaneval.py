@@ -1,17 +1,18 @@
 """HumanEval: which code of an answer is run, and that the problems' own solutions pass while others do not."""
 
-import importlib.resources
-import itertools
 import re
+from pathlib import Path
 
 import pytest
 
-from setblock.data.tasks import TASKS, humaneval
-from setblock.data.tasks.humaneval import code_in
-from setblock.errors import SetBlockError, install_command
-from setblock.evaluation.judging import verdicts_on
+import humaneval
+from humaneval import code_in
+from setblock.data.tasks import task_named
+from setblock.errors import ParameterError, SetBlockError, install_command
+from setblock.evaluation.judging import check_judge, verdicts_on
 
-TASK = TASKS["humaneval"]
+(TASK,) = humaneval.TASKS
+FOLDER = Path(humaneval.__file__).parent
 
 
 def test_all_problems_are_asked_in_the_order_of_the_file_and_have_no_answer_to_learn():
@@ -67,13 +68,21 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch):
         next(TASK.examples("test"))
 
 
-def test_instructions_are_two_hundred_and_have_no_answer_to_learn():
-    lines = importlib.resources.files("setblock.data").joinpath("instructions.jsonl").read_text().splitlines()
-    examples = list(TASKS["instructions"].examples("test"))
-    assert len(lines) == len(examples) == len({each.question for each in examples}) == 200
-    assert all(each.answer is None for each in examples)
-    assert all(each.question == each.question.strip() for each in examples)
-    assert examples != list(TASKS["instructions"].examples("test", seed=1))
-    assert TASKS["instructions"].judge is None
-    first = [each.question.split()[0] for each in itertools.islice(examples, 12)]
-    assert len(set(first)) > 4  # several sorts
+def test_the_folder_is_a_task_and_its_earlier_name_says_where_it_is():
+    assert task_named(str(FOLDER)).name == TASK.name == "humaneval"
+    with pytest.raises(ParameterError, match=r"the task humaneval is a folder of the repository now: tasks/humaneval$"):
+        task_named("humaneval")
+
+
+def test_programs_run_only_where_that_is_allowed_and_can_be(monkeypatch):
+    with pytest.raises(
+        ParameterError, match="humaneval runs programs that the model writes: allow it with --allow-code"
+    ):
+        check_judge(TASK, allow_code_execution=False)
+
+    def refuse():
+        raise SetBlockError("no limits")
+
+    monkeypatch.setattr("humaneval.programs._confinement", refuse)
+    with pytest.raises(SetBlockError, match="no limits"):
+        check_judge(TASK, allow_code_execution=True)

@@ -1,8 +1,8 @@
 """Run one of three first experiments, each in minutes on a CPU: print figures and draw a picture (docs/first-experiments.md).
 
-    python experiments/first.py twin
-    python experiments/first.py gamma
-    python experiments/first.py passes
+    python examples/first.py twin
+    python examples/first.py gamma
+    python examples/first.py passes
 
 twin    does learning blocks cost a model its plain decoding? A small model learns to copy a line of names. From there one run
         goes on by next-token prediction, and one learns blocks, on the same documents in the same number of steps.

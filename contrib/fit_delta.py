@@ -1,9 +1,9 @@
 r"""Train the delta that the package ships for a named model, in the form in which it ships.
 
-    python experiments/fit_delta.py recipes/smollm2-extraction-sbd.yaml --set model.path=runs/smollm2-extraction-sbd \
+    python contrib/fit_delta.py recipes/smollm2-extraction-sbd.yaml --set model.path=runs/smollm2-extraction-sbd \
         --set data.seed=6 --base smollm2-base --to models/smollm2-records
 
-`experiments/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
+`contrib/ship.py` rounds what a run learned, and accuracy is lost. This begins at the rounded delta of the recipe's
 `model.path` and trains its factors as they are stored (`deltas/trained.py`). It writes the folder every 50 steps.
 With `--from`, it begins at a stored delta. A run that was ended continues from its newest checkpoint in the recipe's
 `output_dir`, to the same result.

@@ -1,7 +1,7 @@
 """Compare exact mode with greedy next-token decoding, token for token: our plain loop's, and the runtime's own.
 
-    python experiments/exact_is_greedy.py --model smollm2 --prepack --out experiments/results/exact_is_greedy_bfloat16.jsonl
-    python experiments/exact_is_greedy.py --model f32.gguf --tasks instructions humaneval --out gguf.jsonl
+    python benchmarks/exact_is_greedy.py --model smollm2 --prepack --out runs/exact_is_greedy.jsonl
+    python benchmarks/exact_is_greedy.py --model f32.gguf --tasks instructions tasks/humaneval --out gguf.jsonl
 
 Each prompt is decoded plainly and exactly, alone and in a batch, and by the runtime's own loop: Transformers' `generate`, or
 llama.cpp's for a GGUF file. There, exact mode is tried with separate commits, too: passes without the next block in them.
@@ -194,7 +194,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", default="smollm2", help="folder, hub id, short name or GGUF file (smollm2)")
-    add("--tasks", nargs="+", metavar="TASK", default=["humaneval", "instructions"])
+    add("--tasks", nargs="+", metavar="TASK", default=["tasks/humaneval", "instructions"])
     add("--limit", type=int, default=150, help="prompts of each task (150)")
     add("--batch-size", type=int, default=8)
     add("--max-new-tokens", type=int, default=128)

@@ -5,37 +5,44 @@ import platform
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from humaneval import programs
+from humaneval.programs import finishes
 from setblock.errors import SetBlockError, SetBlockWarning
-from setblock.evaluation import judging
-from setblock.evaluation.judging import finish
 
 if platform.system() != "Linux":
     pytest.skip("limits on memory are Linux's", allow_module_level=True)
 
 
+def finish(sources: Sequence[str]) -> list[bool]:
+    """Run programs beside each other."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(finishes, sources))
+
+
 def limit(monkeypatch: pytest.MonkeyPatch, seconds: float, **limits: int) -> None:
-    monkeypatch.setattr(judging, "_SECONDS", seconds)
+    monkeypatch.setattr(programs, "_SECONDS", seconds)
     for name, most in limits.items():
-        monkeypatch.setitem(judging._LIMITS, f"RLIMIT_{name}", most)
+        monkeypatch.setitem(programs._LIMITS, f"RLIMIT_{name}", most)
 
 
 @pytest.fixture(params=["bubblewrap", "limits alone"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each way to run them; bubblewrap where it runs."""
-    judging._confinement.cache_clear()
+    programs._confinement.cache_clear()
     if request.param == "limits alone":
-        monkeypatch.setattr(judging.shutil, "which", lambda name: None)
+        monkeypatch.setattr(programs.shutil, "which", lambda name: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SetBlockWarning)
-        if request.param == "bubblewrap" and not judging._confinement():
+        if request.param == "bubblewrap" and not programs._confinement():
             pytest.skip("bubblewrap does not run here")
         yield str(request.param)
-    judging._confinement.cache_clear()
+    programs._confinement.cache_clear()
 
 
 ENDS = {
@@ -69,8 +76,8 @@ ENDLESS = {
 def test_endless_programs_are_killed_and_leave_nothing(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(judging.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(judging.secrets, "token_bytes", lambda count: b"of this test")
+    monkeypatch.setattr(programs.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(programs.secrets, "token_bytes", lambda count: b"of this test")
     before = children()  # of other tests
     limit(monkeypatch, 1, CPU=30)
     assert finish(list(ENDLESS.values())) == [False] * len(ENDLESS)
@@ -154,12 +161,12 @@ def test_bubblewrap_keeps_files_and_the_network_away(way: str, tmp_path: Path) -
 
 
 def test_without_bubblewrap_one_line_says_what_is_not_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging.shutil, "which", lambda name: None)
-    judging._confinement.cache_clear()
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
+    programs._confinement.cache_clear()
     with pytest.warns(SetBlockWarning, match="can use your files and the network: it is not installed") as warned:
-        judging._confinement()
+        programs._confinement()
     assert "\n" not in str(warned[0].message)
-    judging._confinement.cache_clear()
+    programs._confinement.cache_clear()
 
 
 def test_a_bubblewrap_that_does_not_run_is_reported_with_its_reason(
@@ -168,17 +175,17 @@ def test_a_bubblewrap_that_does_not_run_is_reported_with_its_reason(
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(judging.shutil, "which", lambda name: str(broken))
-    judging._confinement.cache_clear()
+    monkeypatch.setattr(programs.shutil, "which", lambda name: str(broken))
+    programs._confinement.cache_clear()
     with pytest.warns(SetBlockWarning, match="without bubblewrap.*No permissions to create new namespace"):
         assert finish(["print(1)"]) == [True]
-    judging._confinement.cache_clear()
+    programs._confinement.cache_clear()
 
 
 def test_where_limits_can_not_be_set_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging.shutil, "which", lambda name: None)
-    monkeypatch.setattr(judging, "_START", "raise ValueError('current limit exceeds maximum limit')")
-    judging._confinement.cache_clear()
+    monkeypatch.setattr(programs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(programs, "_START", "raise ValueError('current limit exceeds maximum limit')")
+    programs._confinement.cache_clear()
     with pytest.raises(SetBlockError, match=r"can't run programs with limits here .*exceeds maximum limit"):
         finish(["print(1)"])
-    judging._confinement.cache_clear()
+    programs._confinement.cache_clear()

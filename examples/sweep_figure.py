@@ -1,6 +1,6 @@
 """Draw the file of a sweep: accuracy against mean passes, a colour for each sampler, a marker for each block size.
 
-    python experiments/sweep_figure.py runs/sweep.jsonl runs/sweep.png
+    python examples/sweep_figure.py runs/sweep.jsonl runs/sweep.png
 
 Needs Matplotlib, which is in the dependency group `dev`.
 """
