@@ -1,7 +1,7 @@
 """A recorder that stands for a CUDA graph on a CPU, and refuses what a capture would refuse.
 
-It keeps every operation with the tensors it was called with, so that addresses stay, and replays the operations with no Python of
-this project in between.
+It keeps every operation with the tensors it was called with, so that addresses stay, and replays the operations with no
+Python of this project in between.
 """
 
 import sys
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_numpy", "argwhere", "masked_select"}
 
 
-class Refused(RuntimeError):
+class Refused(RuntimeError):  # noqa: N818  # what a capture does with it
     """An operation that can't be captured."""
 
 

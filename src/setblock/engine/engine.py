@@ -17,7 +17,7 @@ from setblock.decoding.state.state import BatchState, RequestParams
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.inputs import schedules_ahead
 from setblock.devices import HostCopy
-from setblock.engine.captured import CapturedPasses, Recorder
+from setblock.engine.captured import CapturedPasses, CudaGraph, Recorder
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
@@ -43,7 +43,8 @@ class Engine:
         recorder: Callable[[], Recorder] | None = None,
     ) -> None:
         """Make an idle engine, or raise `SetBlockError` if the model has no runner for rows that come and go. With a
-        `recorder`, such as `CudaGraph`, passes of few sizes are captured and replayed."""
+        `recorder`, passes of few sizes are captured by it and replayed; by default that is `CudaGraph` if the limits say
+        so."""
         self.limits = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model = model
@@ -61,6 +62,10 @@ class Engine:
         # Whether passes have changed the state in one of the two places since it was written to the other
         self._batch_is_newer = self._table_is_newer = False
         self._captured: CapturedPasses | None = None
+        if recorder is None and self.limits.cuda_graphs:
+            if model.device.type != "cuda":
+                raise SetBlockError(f"cuda_graphs needs a model on a CUDA device: this one is on {model.device}")
+            recorder = CudaGraph
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=self._table.vacant + 1, positions=positions)
