@@ -1,0 +1,292 @@
+"""Attention over pages: that of `decode_mask` over copied keys, in passes that a CUDA graph can capture."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+
+from capturable import Uncapturable
+from families import WINDOW, tiny_model
+from paged import random_pass
+from setblock.errors import SetBlockError
+from setblock.masks import decode_mask
+from setblock.model.attention.attention import layer_windows, mask_form
+from setblock.model.attention.grouped import GROUPED_SDPA, attention_by
+from setblock.model.attention.paged_attention import (
+    PAGED,
+    FlexAttention,
+    GatherAttention,
+    PagedInput,
+    TritonAttention,
+    paged_arguments,
+    paged_attention,
+)
+from setblock.model.runners.forward import logits_at
+from setblock.model.runners.page_cache import PageCache, write_pages
+
+PASSES: dict[str, Any] = {
+    "rows": st.integers(2, 4),
+    "groups": st.integers(1, 3),
+    "of_group": st.integers(1, 4),
+    "queries": st.integers(1, 20),
+    "size": st.sampled_from([8, 24, 64]),
+    "page_tokens": st.sampled_from([16, 32]),
+    "seed": st.integers(0, 99),
+    "has_branches": st.booleans(),
+}
+UNCOMPILED = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+"""FlexAttention then computes all scores of the cache: what is tested is its masks."""
+
+WINDOWS = st.sampled_from([None, 1, 7, 40])
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+@given(window=WINDOWS, has_nan=st.booleans(), **PASSES)
+def test_gather_is_plain_attention(window: int | None, **sizes: Any) -> None:
+    one = random_pass(**sizes)
+    assert_same(one.by(GatherAttention(of_group=sizes["of_group"]), window), one.naive(window))
+
+
+@UNCOMPILED
+@given(window=WINDOWS, **PASSES)
+def test_flex_is_plain_attention(window: int | None, **sizes: Any) -> None:
+    one = random_pass(**sizes)
+    with torch.compiler.set_stance("force_eager"):
+        assert_same(one.by(FlexAttention(of_group=sizes["of_group"]), window), one.naive(window))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("of_group", [2, 3])
+def test_flex_is_compiled_once(of_group: int, backend: str) -> None:
+    attention, graphs = FlexAttention(of_group=of_group, backend=backend), []
+    with torch.inference_mode():
+        for seed in range(3):
+            one = random_pass(
+                rows=2, groups=2, of_group=of_group, queries=4, size=16, page_tokens=128, most=2, seed=seed
+            )
+            assert_same(one.by(attention), one.naive())
+            graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[2]
+
+
+def test_a_query_that_sees_nothing_gives_zeros() -> None:
+    one = random_pass(rows=3, groups=2, of_group=2, queries=4, size=8, has_nan=True)
+    limits = one.given.limits.clone()
+    limits[0, 2] = 0
+    one = replace(one, given=replace(one.given, limits=limits))
+    for found in (one.by(GatherAttention(of_group=2)), one.by(GatherAttention(of_group=2), window=3)):
+        assert not found[-1].any()
+        assert not found[0, 2].any()
+        assert found[0, 1].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    one = random_pass(rows=3, groups=2, of_group=3, queries=5, size=16)
+    half = replace(one, **{name: getattr(one, name).to(dtype) for name in ("query", "keys", "values")})
+    found = half.by(GatherAttention(of_group=3))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), half.naive(), rtol=0.02, atol=0.02)
+
+
+# Captures
+
+
+def attention_of(kind: str) -> Any:
+    return (
+        object.__new__(TritonAttention)
+        if kind == "triton"
+        else paged_attention(torch.device("cpu"), of_group=3, kind=kind)
+    )
+
+
+@pytest.mark.parametrize("has_branches", [False, True])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kind", ["gather", "flex", "triton"])
+def test_a_pass_can_be_captured(kind: str, window: int | None, has_branches: bool) -> None:
+    """Its preparation, and what runs in each layer if that is not one compiled function."""
+    one, attention = (
+        random_pass(rows=3, groups=2, of_group=3, queries=5, size=16, has_branches=has_branches),
+        attention_of(kind),
+    )
+    slots = one.given.slots(one.given.positions)
+    with Uncapturable() as found:
+        places, mask = attention.places(one.given), attention.mask(one.given, window)
+        write_pages(one.keys, one.query[:, :2], slots)
+        if kind == "gather":
+            attention.attend(one.query, one.keys, one.values, places, mask)
+    assert not found.counts
+
+
+def test_what_can_not_be_captured_is_found() -> None:
+    lengths = torch.arange(4)
+    for fault in (
+        lambda: lengths.tolist(),
+        lambda: lengths.max().item(),
+        lambda: lengths[lengths > 1],
+        lambda: lengths.nonzero(),
+        lambda: torch.tensor([1, 2]),
+        lambda: lengths.repeat_interleave(lengths),
+    ):
+        with Uncapturable() as found:
+            fault()
+        assert found.total == 1
+
+
+@pytest.mark.parametrize("kind", ["gather", "flex"])
+def test_shapes_do_not_depend_on_values(kind: str) -> None:
+    shapes = []
+    for seed in range(2):
+        one = random_pass(rows=3, groups=2, of_group=3, queries=5, size=16, seed=seed)
+        mask = attention_of(kind).mask(one.given, 7)
+        shapes.append(mask.kv_indices.shape if kind == "flex" else mask.shape)
+    assert shapes[0] == shapes[1]
+
+
+# The cache
+
+
+@given(rows=st.integers(1, 4), queries=st.integers(1, 6), seed=st.integers(0, 99))
+def test_writes_go_to_their_slots(rows: int, queries: int, seed: int) -> None:
+    numbers = torch.Generator().manual_seed(seed)
+    cache = PageCache(layers=2, pages=8, page_tokens=4)
+    slots = torch.randperm(8 * 4, generator=numbers)[: rows * queries].view(rows, queries)
+    is_real = torch.rand(rows, queries, generator=numbers) < 0.7
+    key, value = torch.randn(2, rows, 3, queries, 5, generator=numbers)
+    cache.write_to(slots, is_real)
+    keys, values = cache.layers[1].update(key, value)
+    for pages, states in ((keys, key), (values, value)):
+        assert pages.shape == (9, 4, 3, 5)
+        expected = torch.zeros(8 * 4, 3, 5)
+        expected[slots[is_real]] = states.transpose(1, 2)[is_real]
+        assert torch.equal(pages[:8].flatten(0, 1), expected)
+    again, _ = cache.layers[1].update(key, value)
+    assert again.data_ptr() == keys.data_ptr()  # in place
+
+
+def test_cleared_pages_are_finite() -> None:
+    cache = PageCache(layers=1, pages=3, page_tokens=2)
+    cache.clear(torch.tensor([1]))  # before the first pass there is nothing to clear
+    cache.write_to(torch.arange(6)[None], torch.ones(1, 6, dtype=torch.bool))
+    states = torch.full((1, 1, 6, 2), torch.nan)
+    keys, values = cache.layers[0].update(states, states)
+    cache.clear(torch.tensor([0, 2]))
+    for each in (keys, values):
+        assert [bool(page.isnan().any()) for page in each] == [False, True, False, False]
+
+
+# In a model
+
+
+def run_passes(model: Any, kind: str, *, of_group: int) -> list[torch.Tensor]:
+    """Feed two rows of three their prompts, then 4 tokens causally and a block of 4; return the logits [R, 8, V] of the last
+    pass, of the two rows paged, and whole without a cache."""
+    config, page_tokens, most = model.config.get_text_config(), 16, 3
+    attention = paged_attention(torch.device("cpu"), of_group=of_group, kind=kind)
+    cache = PageCache(layers=config.num_hidden_layers, pages=8, page_tokens=page_tokens)
+    table = torch.tensor([[3, 1, 6], [0, 5, 2], [7, 7, 7]])
+    tokens = torch.randint(0, 32, (3, most * page_tokens), generator=torch.Generator().manual_seed(1))
+    windows, length = layer_windows(config), torch.tensor([20, 31, 0])
+    for start, queries in ((torch.zeros(3, dtype=torch.long), 31), (length, 8)):
+        positions = start[:, None] + torch.arange(queries)
+        is_real = positions < length[:, None] + (8 if queries == 8 else 0)
+        is_real[2] = False
+        limits = positions + 1
+        if queries == 8:
+            limits = torch.where(torch.arange(8) < 4, limits, length[:, None] + 8)
+        given = PagedInput(table, positions, limits.where(is_real, 0), cache.pages, page_tokens)
+        cache.write_to(given.slots(positions), is_real)
+        with attention_by(PAGED, config):
+            logits = logits_at(
+                model,
+                torch.arange(3 * queries),
+                input_ids=tokens.gather(1, positions),
+                position_ids=positions,
+                cache=cache,
+                **paged_arguments(attention, given, windows),
+            ).view(3, queries, -1)
+    whole = []
+    for row in range(2):
+        end = int(length[row]) + 8
+        position_ids = torch.arange(end)[None]
+        limits = (position_ids + 1).where(position_ids < end - 4, end)
+        mask = mask_form(model, most=end, device=torch.device("cpu"), implementation="sdpa").mask(
+            lambda window, at=position_ids, to=limits: decode_mask(position_ids=at, limits=to, window=window),
+            batch=1,
+            queries=end,
+            keys=end,
+        )
+        with attention_by(GROUPED_SDPA, config):
+            whole.append(
+                logits_at(
+                    model,
+                    torch.arange(end - 8, end),
+                    input_ids=tokens[row, None, :end],
+                    position_ids=position_ids,
+                    attention_mask=mask,
+                )
+            )
+    return [logits[:2], torch.stack(whole)]
+
+
+@pytest.mark.parametrize(
+    ("family", "heads", "options"),
+    [
+        ("llama", 4, {}),
+        ("llama", 6, {"num_attention_heads": 6, "hidden_size": 48}),  # groups of 3
+        ("qwen3", 4, {}),
+        ("mistral", 4, {}),
+        ("gemma3_text", 4, {}),  # layers with and without a window
+    ],
+)
+@UNCOMPILED
+@pytest.mark.parametrize("kind", ["gather", "flex"])
+@torch.inference_mode()
+def test_a_model_over_pages_gives_its_own_logits(kind: str, family: str, heads: int, options: dict[str, Any]) -> None:
+    model = tiny_model(family, vocab_size=32, **options)
+    assert set(layer_windows(model.config).values()) <= {None, WINDOW}
+    with torch.compiler.set_stance("force_eager"):
+        found, expected = run_passes(model, kind, of_group=heads // 2)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_that_is_not_plain_is_refused() -> None:
+    model = tiny_model("gemma2", vocab_size=32)
+    with pytest.raises(SetBlockError, match="attention with softcap"):
+        run_passes(model, "gather", of_group=2)
+
+
+def test_a_model_that_drops_the_argument_is_refused() -> None:
+    model = tiny_model("llama", vocab_size=32)
+    with attention_by(PAGED, model.config), pytest.raises(SetBlockError, match="does not pass its arguments on"):
+        model(torch.zeros(1, 3, dtype=torch.long))
+
+
+# The choice
+
+
+def test_the_choice() -> None:
+    cpu = torch.device("cpu")
+    assert isinstance(paged_attention(cpu, of_group=1), GatherAttention)
+    assert isinstance(paged_attention(cpu, of_group=1, kind="flex"), FlexAttention)
+    with pytest.raises(SetBlockError, match="kind must be one of gather, flex, triton, not 'paged'"):
+        paged_attention(cpu, of_group=1, kind="paged")  # type: ignore[arg-type]
+
+
+def test_a_gpu_has_flex_where_triton_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "setblock.model.attention.paged_attention.find_spec"
+    monkeypatch.setattr(name, lambda package: object())
+    assert isinstance(paged_attention(torch.device("cuda"), of_group=1), FlexAttention)
+    monkeypatch.setattr(name, lambda package: None)
+    assert isinstance(paged_attention(torch.device("cuda"), of_group=1), GatherAttention)
+    for kind in ("flex", "triton"):
+        with pytest.raises(SetBlockError, match=f"paged attention {kind} needs Triton"):
+            paged_attention(torch.device("cuda"), of_group=1, kind=kind)  # type: ignore[arg-type]
