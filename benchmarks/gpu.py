@@ -10,6 +10,8 @@ Needs no network. The most valuable stages come first. `--minutes` begins no pie
 training take more than one or two. A piece that fails is reported, saved with its error and tried again by the next run; the
 exit status then is 1.
 
+- graphs: captured passes of the engine: that none waits, that texts are plain decoding's, how long one launch takes at 8B and
+  with SmolLM2, attention over pages, draws, and a profile. What is not measured yet comes first.
 - machine: bandwidth and peak that simple kernels reach, and the data sheet's.
 - checks: FlexAttention's forward and backward pass, exact mode, compiled passes and batches compute what plain ones do.
 - passes: an 8B model in bfloat16: passes over blocks of 1 to 64, batches of 1 to 32, two lengths; and the roofline.

@@ -12,6 +12,7 @@ import torch
 import breakdown
 import gpu
 import growth
+import host
 import load
 import passes
 import side_by_side
@@ -45,7 +46,7 @@ def last_line(text: str) -> dict:
 
 @pytest.mark.parametrize(
     "program",
-    [passes, growth, breakdown, structured, training_step],
+    [passes, growth, breakdown, structured, training_step, host],
     ids=lambda each: each.__name__,
 )
 def test_a_benchmark_ends_in_a_line_of_json(

@@ -26,7 +26,7 @@ from setblock.decoding.step.choice import Policy, StaticSamplers
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import HostCopy, Packed, packed
-from setblock.errors import warn
+from setblock.errors import SetBlockError, warn
 from setblock.model.protocol.runtime import PassPlan, RowSchedule, fixed_capacity
 from setblock.model.runners.static_passes import StaticPasses
 
@@ -82,7 +82,9 @@ class _Traits:
 
 
 @dataclass
-class _Captured:
+class CapturedPass:
+    """A pass that was captured."""
+
     recorder: Recorder
     given: Tensor  # [4, R] int64: rows of the table, what `BatchState.shorten_drafts` takes, and which sampler
     outputs: Packed | None = None
@@ -100,10 +102,14 @@ class CapturedPasses:
         self, table: StateTable, passes: StaticPasses, *, vocab_size: int, recorder: Callable[[], Recorder] = CudaGraph
     ) -> None:
         self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
-        self._captured: dict[tuple[PassSize, _Traits], _Captured] = {}
+        self._captured: dict[tuple[PassSize, _Traits], CapturedPass] = {}
         self._version = table.version
         self.sizes: Counter[PassSize] = Counter()
         self.reason: str | None = None
+
+    def by_size(self) -> dict[PassSize, CapturedPass]:
+        """Return a captured pass of each size, the last that was captured."""
+        return {size: each for (size, _), each in self._captured.items()}
 
     def takes(
         self, requests: Sequence[RequestParams], schedules: Sequence[RowSchedule], constraints: BatchConstraints
@@ -162,7 +168,7 @@ class CapturedPasses:
         captured = self._captured.get(key)
         is_new = captured is None
         if captured is None:
-            captured = self._captured[key] = _Captured(
+            captured = self._captured[key] = CapturedPass(
                 self._recorder(), torch.empty_like(given, device=self._table.device)
             )
         if captured.given.device.type != "cpu":
@@ -180,19 +186,19 @@ class CapturedPasses:
             outputs = replace(outputs, values=outputs.values.clone())
         return HostCopy(outputs)
 
-    def _capture(self, captured: _Captured, size: PassSize, requests: Sequence[RequestParams]) -> None:
+    def _capture(self, captured: CapturedPass, size: PassSize, requests: Sequence[RequestParams]) -> None:
         """Capture a pass and replay it, once it is certain that a replay does what the pass does."""
         run = partial(self._pass, captured.given, size, requests)
         before = self._table.snapshot()
-        expected = run().values.clone()  # a first time, so that whatever is made on first use is there
-        after = self._table.snapshot()
-        self._table.restore(before)
         try:
+            expected = run().values.clone()  # a first time, so that whatever is made on first use is there
+            after = self._table.snapshot()
+            self._table.restore(before)
             captured.outputs = captured.recorder.capture(run)
             self._table.restore(before)
             captured.outputs.values.fill_(-1)
             captured.recorder.replay()
-        except RuntimeError as error:
+        except (RuntimeError, SetBlockError) as error:
             captured.outputs, self.reason = None, str(error).strip().splitlines()[0]
         else:
             is_same = bool(torch.equal(captured.outputs.values, expected)) and self._table.is_like(after)

@@ -61,7 +61,7 @@ class Engine:
         self._rows: torch.Tensor  # [R] int64, the rows of `_batch` in the table
         # Whether passes have changed the state in one of the two places since it was written to the other
         self._batch_is_newer = self._table_is_newer = False
-        self._captured: CapturedPasses | None = None
+        self.captured: CapturedPasses | None = None
         if recorder is None and self.limits.cuda_graphs:
             if model.device.type != "cuda":
                 raise SetBlockError(f"cuda_graphs needs a model on a CUDA device: this one is on {model.device}")
@@ -69,7 +69,7 @@ class Engine:
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=self._table.vacant + 1, positions=positions)
-            self._captured = CapturedPasses(self._table, passes, vocab_size=model.vocab_size, recorder=recorder)
+            self.captured = CapturedPasses(self._table, passes, vocab_size=model.vocab_size, recorder=recorder)
         self._flight: _Flight | None = None  # a captured pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
@@ -268,9 +268,9 @@ class Engine:
     @property
     def _is_static(self) -> bool:
         """Whether the next pass is one of few sizes, which is captured."""
-        if self._captured is None or self._batch.next_schedules is None:
+        if self.captured is None or self._batch.next_schedules is None:
             return False
-        return self._captured.takes(
+        return self.captured.takes(
             self._batch.state.params.rows, self._batch.next_schedules, self._batch.policy.constraints
         )
 
@@ -323,7 +323,7 @@ class Engine:
 
     def _launched(self, schedules: Sequence[RowSchedule]) -> "_Flight | None":
         """Launch a pass over the scheduled requests as a captured one; return None if it is not captured."""
-        if self._captured is None or not self._is_static:
+        if self.captured is None or not self._is_static:
             return None
         fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
         requested = self._batch.choose_lengths(self._runner, is_static=True).requested
@@ -359,10 +359,10 @@ class Engine:
     def _launch(
         self, rows: Sequence[int], schedules: Sequence[RowSchedule], requested: Sequence[Sequence[int]] | None
     ) -> "_Flight | None":
-        assert self._captured is not None
+        assert self.captured is not None
         self._save()
         sequences, requests = [self._running[row] for row in rows], self._batch.state.params.rows
-        copy = self._captured.launch(
+        copy = self.captured.launch(
             [sequence.row for sequence in sequences],
             [requests[row] for row in rows],
             schedules,

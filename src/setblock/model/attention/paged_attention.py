@@ -48,7 +48,7 @@ class PagedInput:
 
     def mask_mod(self, window: int | None) -> MaskMod:
         """Return the mask of layers with this window, over positions."""
-        return decode_mask(position_ids=self.positions, limits=self.limits, window=window, besides=self.besides)
+        return decode_mask(position_ids=self.positions, limits=self.limits, window=window)
 
     def slots(self, positions: Tensor) -> Tensor:
         """Return the slots [R, n] of `positions` [R, n] or [1, n] of each row: page · page_tokens + place in the page."""

@@ -38,7 +38,7 @@ class PackedRunner(PagedRunner):
 
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
         slots, layers = pages * page_tokens, range(model.config.get_text_config().num_hidden_layers)
-        self.page_tokens = page_tokens
+        self.pages, self.page_tokens = pages, page_tokens
         # Two more slots. One stays zero, and is read where a rectangle of keys is wider than a request. The other is never
         # read: padding is written there
         self.empty_slot, self.spill_slot = slots, slots + 1
@@ -159,14 +159,22 @@ class PagedLayer(FixedLayer):
     """One layer [slots + 2, H, 1, D] of a cache that each pass gets in full. Each slot is a row of one position, and so is
     contiguous in memory."""
 
+    page_tokens: int | None = None  # how many positions a page has, in passes that are given pages
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write the states [A, H, Q, D] of A Q tokens to their slots; return all slots, [1, H, slots + 2, D]."""
+        """Write the states [A, H, Q, D] of A Q tokens to their slots; return all slots, [1, H, slots + 2, D], or all pages,
+        [pages, page_tokens, H, D], if `page_tokens` is set."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         key_states, value_states = self.finite(key_states, value_states)
         self.keys[self.written], self.values[self.written] = (
             each.transpose(1, 2).flatten(0, 1)[:, :, None] for each in (key_states, value_states)
         )
+        if self.page_tokens is not None:
+            keys, values = (
+                each[:-2].view(-1, self.page_tokens, *each.shape[1::2]) for each in (self.keys, self.values)
+            )
+            return keys, values
         return self.keys.transpose(0, 2), self.values.transpose(0, 2)
 
 

@@ -4,23 +4,23 @@ Nothing here is read by the host, copied from it, or has a size that depends on 
 CUDA graph and replayed. What a pass reads is at fixed addresses: the page table, the cache, and the inputs of its caller.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from torch import Tensor
 
 from setblock.locks import one_at_a_time
-from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only
-from setblock.model.attention.attention import OURS, mask_form
+from setblock.model.attention.attention import layer_windows
 from setblock.model.attention.grouped import attention_by
+from setblock.model.attention.paged_attention import (
+    PAGED,
+    GatherAttention,
+    Kind,
+    PagedInput,
+    paged_arguments,
+    paged_attention,
+)
 from setblock.model.protocol.runtime import ModelInput
 from setblock.model.runners.forward import logits_at
 from setblock.model.runners.packed_runner import PackedRunner
@@ -36,24 +36,23 @@ NO_PAGE = -1
 class StaticPasses:
     """Runs passes of fixed sizes with the cache of a runner, for the rows of a static table."""
 
-    def __init__(self, runner: PackedRunner, *, rows: int, positions: int) -> None:
-        """Make the page table of `rows` rows of up to `positions` positions each."""
+    def __init__(self, runner: PackedRunner, *, rows: int, positions: int, kind: Kind | None = None) -> None:
+        """Make the page table of `rows` rows of up to `positions` positions each. `kind`: as in `paged_attention`."""
         self._runner, self._model = runner, runner.model
         self._most_keys = max(LEAST_KEYS, 1 << (positions - 1).bit_length())
         pages = -(-self._most_keys // runner.page_tokens)
         self._pages = torch.full((rows, pages), NO_PAGE, device=self._model.device)
         self._placed: dict[int, list[int]] = {}  # what `_pages` says of each row
-        config = self._model.config.get_text_config()
-        implementation = str(config._attn_implementation)
-        if implementation == "flex_attention":  # as in `packed_attention`
-            implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
-        self._name = runner.attention.name if implementation == "sdpa" else implementation
-        self._form = mask_form(
-            self._model, most=self._most_keys, device=self._model.device, implementation=implementation
-        )
+        config, device = runner.attention.config, self._model.device
+        if kind is None and device.type == "cuda":  # FlexAttention's blocks of keys are large
+            kind = "flex" if runner.page_tokens % 128 == 0 else "triton"
+        self._attention = paged_attention(device, of_group=runner.attention.of_group, kind=kind)
+        self._windows = layer_windows(config)
 
     def keys_for(self, positions: int) -> int:
         """Return K, the keys of each row in a pass whose rows end at `positions` at the latest."""
+        if not isinstance(self._attention, GatherAttention):  # reads only what a row sees
+            return self._most_keys
         return min(self._most_keys, max(LEAST_KEYS, 1 << (positions - 1).bit_length()))
 
     def place(self, rows: Sequence[int], pages: Sequence[Sequence[int]]) -> None:
@@ -76,71 +75,37 @@ class StaticPasses:
             inputs: with all its rows taking part, and K as `visible`.
             rows: [R] int64, their rows of the table.
         """
-        runner, plan = self._runner, inputs.plan
-        slots = runner.slots(self._pages.index_select(0, rows), plan.ends, plan.visible)  # [R, K]
-        written = slots.gather(1, inputs.positions.clamp(max=plan.visible - 1))
+        runner, plan, tokens = self._runner, inputs.plan, self._runner.page_tokens
+        table = self._pages.index_select(0, rows)[:, : -(-plan.visible // tokens)]
+        given = PagedInput(
+            page_table=table.clamp(min=0),
+            positions=inputs.positions,
+            limits=inputs.limits.where(inputs.is_real, 0),
+            pages=runner.pages,
+            page_tokens=tokens,
+        )
+        pages = table.gather(1, inputs.positions // tokens)
+        slots = pages * tokens + inputs.positions % tokens
         for layer in runner.cache.layers:
-            layer.written = written.where(inputs.is_real & (written != runner.empty_slot), runner.spill_slot).flatten()
+            layer.written = slots.where(inputs.is_real & (pages != NO_PAGE), runner.spill_slot).flatten()
+            layer.page_tokens = tokens
         count, queries = inputs.tokens.shape
         first = torch.arange(count, device=rows.device)[:, None] * queries
-        with self._attention(inputs, slots) as mask, block_only(self._model, inputs.in_block, is_fixed=True):
-            logits = logits_at(
-                self._model,
-                (inputs.outputs + first).flatten(),
-                input_ids=inputs.tokens,
-                position_ids=inputs.positions,
-                attention_mask=mask,
-                cache=runner.cache,
-                filled=runner.attention.filled,
-            )
-        return logits.float().view(count, -1, logits.shape[-1])
-
-    @contextmanager
-    def _attention(self, inputs: ModelInput, slots: Tensor) -> Iterator[AttentionMask]:
-        """While active, make the model's layers attend to the keys in `slots` [R, K]. Yield their `attention_mask`."""
-        (rows, queries), attention = inputs.tokens.shape, self._runner.attention
-
-        def realise(window: int | None) -> Any:
-            mask_mod = decode_mask(position_ids=inputs.positions, limits=inputs.limits, window=window)
-            mask = self._form.realised(mask_mod, batch=rows, queries=queries, keys=slots.shape[1])
-            return attention.mask(mask, queries=queries) if self._name == attention.name else mask
-
-        reset = _LAYOUT.set(_Layout(slots, self._name))
         try:
-            mask = by_layer_type(self._form.windows, realise)
-            with attention_by(_NAME, attention.config):
-                yield mask
+            with (
+                attention_by(PAGED, runner.attention.config),
+                block_only(self._model, inputs.in_block, is_fixed=True),
+            ):
+                logits = logits_at(
+                    self._model,
+                    (inputs.outputs + first).flatten(),
+                    input_ids=inputs.tokens,
+                    position_ids=inputs.positions,
+                    cache=runner.cache,
+                    filled=runner.attention.filled,
+                    **paged_arguments(self._attention, given, self._windows),
+                )
         finally:
-            _LAYOUT.reset(reset)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    slots: Tensor
-    name: str  # Transformers' name of the function that attends
-
-
-_LAYOUT: ContextVar[_Layout] = ContextVar("static layout")
-_NAME = f"{OURS}static"
-
-
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Compute attention by Transformers' interface: query [R, H, Q, D], and the whole cache as key and value
-    [1, H', slots, D]. Return [R, Q, H, D]."""
-    layout = _LAYOUT.get()
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)  # each model has its own
-    base = ALL_ATTENTION_FUNCTIONS.get_interface(layout.name, eager)
-    rows, count = layout.slots.shape
-    keys, values = (
-        each[0].transpose(0, 1).index_select(0, layout.slots.flatten()).view(rows, count, *each.shape[1::2])
-        for each in (key, value)
-    )
-    result: tuple[Tensor, None] = base(
-        module, query, keys.transpose(1, 2), values.transpose(1, 2), attention_mask, **kwargs
-    )
-    return result
-
-
-AttentionInterface.register(_NAME, _attend)
+            for layer in runner.cache.layers:
+                layer.page_tokens = None
+        return logits.float().view(count, -1, logits.shape[-1])

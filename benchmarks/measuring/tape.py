@@ -27,10 +27,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its hook has 
         self._kept: list[Any] = []
 
     def capture(self, run: Callable[[], Any]) -> Any:
+        """Call `run` and record what it does. Return its result, whose tensors each replay fills anew."""
         with self:
             return run()
 
+    @torch.inference_mode()
     def replay(self) -> None:
+        """Do what was recorded."""
         for function, args, kwargs, outputs in self.operations:
             found = function(*args, **kwargs)
             for old, new in zip(outputs, _tensors(found) if outputs else [], strict=False):
