@@ -26,7 +26,7 @@ from setblock.engine.captured import is_own
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
-from setblock.errors import SetBlockWarning
+from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 
@@ -252,6 +252,11 @@ def test_a_tape_replays_with_new_values() -> None:
     given_.fill_(5)
     tape.replay()
     assert found.tolist() == [21, 31]
+
+
+def test_graphs_need_a_gpu(sbd: SBDModel) -> None:
+    with pytest.raises(SetBlockError, match="cuda_graphs needs a model on a CUDA device: this one is on cpu"):
+        Engine(sbd, EngineLimits(cuda_graphs=True))
 
 
 def test_only_own_samplers_are_captured() -> None:

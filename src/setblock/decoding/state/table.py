@@ -167,21 +167,24 @@ class StateTable:
     def _reserve(self, state: BatchState) -> None:
         """Replace each tensor that a state doesn't fit into by a larger one."""
         for field, size in _WIDE.items():
-            if field in _OF_LOGPROBS and state.params.num_alternatives is None:
+            of_logprobs = field in _OF_LOGPROBS
+            if of_logprobs and field not in self._wide and state.params.num_alternatives is None:
                 continue
-            part = getattr(getattr(state, field[0]) if field[0] else state, field[1])
-            rows = self.vacant + 1
-            whole = self._wide.get(field, part.new_zeros((rows, *[0] * len(size(state.params)))))
-            self._wide[field] = self._fitted(whole, part)
-        self._first_logits = self._fitted(self._first_logits, state.first_logits)
-        self._columns = replace(self._columns, ends=self._fitted(self._columns.ends, state.params.ends, NO_TOKEN))
+            part, sizes = getattr(getattr(state, field[0]) if field[0] else state, field[1]), [*size(state.params)]
+            if of_logprobs:  # passes write them for all rows, wherever these are
+                sizes[0] = max(sizes[0], self._wide["", "tokens"].shape[1])
+            whole = self._wide.get(field, part.new_zeros((self.vacant + 1, *[0] * len(sizes))))
+            self._wide[field] = self._fitted(whole, sizes)
+        self._first_logits = self._fitted(self._first_logits, state.first_logits.shape[1:])
+        ends = self._fitted(self._columns.ends, state.params.ends.shape[1:], NO_TOKEN)
+        self._columns = replace(self._columns, ends=ends)
 
-    def _fitted(self, whole: Tensor, part: Tensor, value: int = 0) -> Tensor:
-        sizes = [max(each) for each in zip(whole.shape[1:], part.shape[1:], strict=True)]
-        if sizes == list(whole.shape[1:]):
+    def _fitted(self, whole: Tensor, sizes: Sequence[int], value: int = 0) -> Tensor:
+        largest = [max(each) for each in zip(whole.shape[1:], sizes, strict=True)]
+        if largest == list(whole.shape[1:]):
             return whole
         self.version += 1
-        larger = whole.new_full((len(whole), *sizes), value)
+        larger = whole.new_full((len(whole), *largest), value)
         _narrow(larger, whole.shape[1:]).copy_(whole)
         return larger
 
