@@ -108,7 +108,8 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def longest_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draft whatever may be drafted, so that counts of passes depend on no clock."""
+    """Draft all that adaptive drafts may have, branches included, so that schedules and counts of passes depend on no clock. A
+    test that only needs the same drafts in each run sets `drafts="fixed"` instead."""
     from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 
     def longest(self: DraftLengths, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:

@@ -17,8 +17,6 @@ from families import tiny_sbd
 from setblock.decoding.generate import generate_batch
 from setblock.model.sbd_model import SBDModel
 
-pytestmark = pytest.mark.usefixtures("longest_drafts")
-
 
 def model(family: str, tokenizer: PreTrainedTokenizerBase, mode: str) -> SBDModel:
     sbd = tiny_sbd(family, tokenizer, mode=mode, dtype=torch.float64)

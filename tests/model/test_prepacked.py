@@ -42,7 +42,6 @@ def test_a_layer_is_the_layer(data: st.DataObject) -> None:
     assert expected.shape == (*shape, outputs)
 
 
-@pytest.mark.usefixtures("longest_drafts")
 @pytest.mark.parametrize(
     ("family", "layers", "most_stays"),
     [
@@ -56,7 +55,9 @@ def test_a_layer_is_the_layer(data: st.DataObject) -> None:
 def test_decodes_the_same(family: str, layers: int, most_stays: bool, tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = tiny_sbd(family, tokenizer, mode="shifted")
     settings = [
-        DecodingSettings(method=method, sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=24)
+        DecodingSettings(
+            method=method, sampler=EntropyBounded(gamma=1.0), block_size=8, max_new_tokens=24, drafts="fixed"
+        )
         if method != "ntp"
         else DecodingSettings(method="ntp", max_new_tokens=24)
         for method in ("sbd", "exact", "ntp", "exact")

@@ -82,7 +82,9 @@ def gradients(model: PreTrainedModel, loss: Tensor) -> list[Tensor]:
 
 NOISINGS = {
     "paper": Noising(),
-    "answers, two copies, whole blocks": Noising("block", "targets", noisy_copies=2, complete_last_block=True),
+    "answers, two copies, whole blocks": Noising(
+        mask_rate_per="block", noise_on="targets", noisy_copies=2, complete_last_block=True
+    ),
 }
 
 

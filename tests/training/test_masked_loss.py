@@ -33,7 +33,9 @@ def rows() -> dict[str, Tensor]:
 
 
 def doubled(rows: dict[str, Tensor], *, logit_shift: bool = False) -> TrainingInputs:
-    noising = Noising("block", noisy_copies=2, complementary_masks=True, complete_last_block=True, random_offsets=0.5)
+    noising = Noising(
+        mask_rate_per="block", noisy_copies=2, complementary_masks=True, complete_last_block=True, random_offsets=0.5
+    )
     return doubling.doubled(rows, noising=noising, logit_shift=logit_shift)
 
 

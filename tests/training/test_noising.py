@@ -291,7 +291,7 @@ def test_blocks_that_are_masked_whole() -> None:
     """As many as asked for, in each copy; a complement masks at least what its copy reveals."""
     row = pack([Document([5] * 64, [True] * 64)], row_length=64, pad_token_id=END)[0]
     assert noised(row, Noising(full_mask_share=1.0), block_size=8).is_masked.all()
-    noising = Noising("block", noisy_copies=2, complementary_masks=True, full_mask_share=0.3)
+    noising = Noising(mask_rate_per="block", noisy_copies=2, complementary_masks=True, full_mask_share=0.3)
     halves = np.stack([noised(row, noising, block_size=8, seed=s).is_masked.reshape(2, 8, 8) for s in range(300)])
     whole = halves.all(axis=-1).mean(axis=(0, 2))
     expected = 0.3 + 0.7 / 9  # and one in nine where the number of masked tokens is uniform in 0..8

@@ -157,13 +157,12 @@ def shortened_schedules(
 def _with_length(
     scheduled: RowSchedule, length: DraftLength, params: RequestParams, *, fuses_commit: bool
 ) -> RowSchedule:
+    """Return a row's schedule with a draft and a block of the chosen length. Its other fields are those of the full draft."""
     block_start = scheduled.start + 1 + length.drafted
+    # A cut draft has lost its end of text, if it had one
     stop = scheduled.stop_end if length.drafted == scheduled.drafted else params.limit
     return scheduled._replace(
         end=min(block_start + length.fed, stop) if fuses_commit else block_start,
         block_start=block_start,
-        stop_end=stop,
-        kinds=scheduled.kinds[: length.drafted],
-        token_ids=scheduled.token_ids[: 1 + length.drafted],
         fed_size=length.fed,
     )

@@ -15,7 +15,7 @@ NoiseOn = Literal["document", "targets"]
 MaskPlaces = Literal["anywhere", "tail"]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Noising:
     """The options of the noisy half. The defaults are the paper's.
 
