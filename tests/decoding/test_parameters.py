@@ -23,9 +23,8 @@ from families import MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
 from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import Logits, logit_rules, most_likely
 from setblock.errors import ParameterError

@@ -14,7 +14,7 @@ from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
 from setblock.decoding.answer.row_output import RowOutput, read_outputs
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
+from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.drafts.shorten import (
     RowHistory,
     checks_draft,
@@ -22,7 +22,7 @@ from setblock.decoding.drafts.shorten import (
     new_history,
     shortened_schedules,
 )
-from setblock.decoding.settings.checks import CheckedRows
+from setblock.decoding.settings.resolve import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy

@@ -10,7 +10,7 @@ import torch
 
 from setblock.decoding.batch import Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
-from setblock.decoding.settings.checks import check_rows
+from setblock.decoding.settings.resolve import check_rows
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
