@@ -79,7 +79,7 @@ quick: $(READY) format lint ## the checks of a minute: format, lint, masks, samp
 
 check: format lint types test ## everything that must pass before a commit
 
-docs: $(READY) ## write docs/reference/ and build the site into site/; a broken link or a missing docstring fails
+docs: $(READY) ## write docs/reference/ and build the site into site/; a broken link fails
 	@$(BIN)/python docs/_site/reference.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

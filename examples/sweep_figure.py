@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from setblock.decoding.settings.operating_point import point_to_json
 from setblock.errors import SetBlockError
+from setblock.evaluation.operating_point import point_to_json
 from setblock.evaluation.result import Result, pareto_front, title_of
 from setblock.evaluation.sweeps.result_file import read_results
 

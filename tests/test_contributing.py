@@ -98,8 +98,9 @@ from typer.testing import CliRunner
 
 import setblock
 from setblock.cli.app import app
-from setblock.decoding.settings.operating_point import with_calibration
-from setblock.decoding.settings.operating_point import label_of, point_from_json, point_to_json
+from setblock.decoding.settings.resolve import with_calibration
+from setblock.decoding.settings.resolve import point_from_json
+from setblock.evaluation.operating_point import label_of, point_to_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.sweeps.grid import grids_of, points_of
 from setblock.integrations.transformers import OPTIONS

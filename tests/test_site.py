@@ -55,22 +55,6 @@ def test_every_public_package_has_a_page():
         assert f"reference/{package}.md" in placed
 
 
-def test_a_missing_docstring_is_found():
-    class Lacking:
-        """Has one."""
-
-        def method(self):
-            pass
-
-        def _hidden(self):
-            pass
-
-    undocumented = hook("api")["undocumented"]
-    assert undocumented(Lacking) == [".method"]
-    assert undocumented(Lacking.method) == [""]
-    assert undocumented(DecodingSettings) == []
-
-
 @pytest.mark.parametrize("rows", [1, 4, 16, 64, 256])
 def test_the_picture_of_drafts_is_never_below_plain_decoding_or_far_below_the_best_fixed_length(rows):
     """On an H100's costs, learned from a simulated clock. Whole blocks are fed at small loads, and little at large ones."""

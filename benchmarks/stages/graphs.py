@@ -21,8 +21,8 @@ from measuring.synchronisations import as_on_an_accelerator
 from measuring.tape import Tape
 from measuring.timing import interleaved, spread
 from setblock.decoding.samplers import FixedCount
-from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.state import Columns, RequestParams
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
+from setblock.decoding.state.state import Columns
 from setblock.decoding.step.choice import choose_tokens, draws_of
 from setblock.engine.captured import CudaGraph, PassSize, Recorder
 from setblock.engine.engine import Engine
@@ -76,7 +76,7 @@ def _engine(sbd: SBDModel, rows: int, *, cached: int, tokens: int, recorder: Any
 
 
 def _answers(engine: Engine) -> dict[str, list[int]]:
-    done = {}
+    done: dict[str, list[int]] = {}
     while not engine.is_idle:
         done |= {each.id: each.generation.token_ids for each in engine.step() if each.generation is not None}
     return done

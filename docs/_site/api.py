@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 PACKAGES = (
@@ -28,28 +27,8 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def page(package: str) -> str:
-    """Return the page of all names of one package.
-
-    Raises:
-        PluginError: a name, or a public method of one, has no docstring.
-    """
+    """Return the page of all names of one package."""
     module = importlib.import_module(package)
     about = re.sub(r"docs/([\w-]+\.md)", r"[\1](../\1)", inspect.getdoc(module) or "")
-    parts = [f"# {package}", about]
-    for name in sorted(module.__all__, key=lambda name: (name.isupper(), name.lower())):
-        value = getattr(module, name)
-        if lacking := undocumented(value):
-            raise PluginError(f"no docstring: {', '.join(f'{package}.{name}{each}' for each in lacking)}")
-        parts.append(f"::: {package}.{name}")
-    return "\n\n".join(parts) + "\n"
-
-
-def undocumented(value: object) -> list[str]:
-    """Return what of a name has no docstring: "" for itself, ".method" for a public method or property."""
-    if not (inspect.isclass(value) or inspect.isroutine(value)):
-        return []
-    found = [] if inspect.getdoc(value) else [""]
-    for name, member in vars(value).items() if inspect.isclass(value) else ():
-        if not name.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
-            found += [] if inspect.getdoc(member) else [f".{name}"]
-    return found
+    names = sorted(module.__all__, key=lambda name: (name.isupper(), name.lower()))
+    return "\n\n".join([f"# {package}", about, *(f"::: {package}.{name}" for name in names)]) + "\n"

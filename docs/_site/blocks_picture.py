@@ -22,7 +22,7 @@ import setblock
 from setblock.cli.answering.compare import token_texts
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.settings.operating_point import with_calibration
+from setblock.decoding.settings.resolve import with_calibration
 from setblock.evaluation.run import compare
 
 COLUMNS, CHARACTER, LINE = 58, 6.8, 17  # a side's characters, the width of one and the height of a line in pixels

@@ -33,6 +33,11 @@ FACTS_FILE = "facts.json"
 """Name of the file with the SBD config in a folder with a delta or an adapter."""
 
 
+def is_gguf(source: str | Path) -> bool:
+    """Return whether a model's name or path is that of a GGUF file."""
+    return Path(source).suffix.lower() == ".gguf"
+
+
 def read_text(path: Path, *, what: str = "") -> str:
     """Return the text of a file, without a byte order mark. Raise `SetBlockError`, naming `what` it contains, if it can't be
     read or is not valid UTF-8."""

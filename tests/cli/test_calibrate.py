@@ -9,7 +9,7 @@ from evaluation.sweeps import point, row, sweep_of
 from setblock import load
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.operating_point import calibration_for, with_calibration
+from setblock.decoding.settings.resolve import calibration_for, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint

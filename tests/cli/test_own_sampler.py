@@ -5,8 +5,8 @@ import json
 import pytest
 
 from setblock.decoding.samplers.named import SAMPLERS
-from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.evaluation.operating_point import label_of
 from setblock.evaluation.sweeps.result_file import read_results
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of

@@ -21,9 +21,8 @@ from measuring.synchronisations import as_on_an_accelerator
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.generate import generate_batch, static_batch
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.decoding.settings.table import DecodingSettings, Method, RequestParams
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import RequestParams
 from setblock.decoding.step.inputs import fixed_sizes, plan_pass
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.runtime import RowSchedule, Runner, fixed_capacity, identity

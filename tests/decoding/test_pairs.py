@@ -29,7 +29,7 @@ from running import Log
 from setblock import DecodingSettings, EntropyBounded, Generation, generate_batch, load, stream
 from setblock.cli.options.model import RuntimeOptions
 from setblock.decoding.constraints.constraint import TokenConstraint
-from setblock.decoding.state.state import RequestParams
+from setblock.decoding.settings.table import RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

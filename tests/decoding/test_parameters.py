@@ -24,9 +24,9 @@ from measuring.plain import transformers_answer
 from naive import columns_of
 from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import Columns, RequestParams
+from setblock.decoding.state.state import Columns
 from setblock.decoding.step.choice import cut, draws_of
 from setblock.decoding.step.logits import Logits, logit_rules, most_likely
 from setblock.errors import ParameterError

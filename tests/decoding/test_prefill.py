@@ -16,8 +16,7 @@ from measuring.synchronisations import as_on_an_accelerator
 from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.table import DecodingSettings, Method
-from setblock.decoding.state.state import RequestParams
+from setblock.decoding.settings.table import DecodingSettings, Method, RequestParams
 from setblock.decoding.step.inputs import prompts_in_parts
 from setblock.model.protocol.runtime import ModelInput, RowSchedule
 

@@ -14,8 +14,7 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.constraints.constraint import TokenConstraint
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
-from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.state import RequestParams
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

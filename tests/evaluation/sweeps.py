@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from setblock.decoding.samplers import EntropyBounded
-from setblock.decoding.settings.operating_point import NTP
+from setblock.decoding.settings.resolve import NTP
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.evaluation.result import Outcomes, Result
 

@@ -7,8 +7,8 @@ import pytest
 
 from families import tiny_sbd
 from setblock.decoding.samplers import SAMPLERS
-from setblock.decoding.settings.operating_point import label_of
 from setblock.errors import ParameterError, SetBlockError
+from setblock.evaluation.operating_point import label_of
 from setblock.evaluation.sweeps.grid import grids_of, points_of, read_grids
 
 

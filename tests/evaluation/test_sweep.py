@@ -14,7 +14,7 @@ from evaluation.sweeps import point, row, sweep_of
 from families import tiny_sbd
 from setblock.data.tasks import Example, Task, Verdict
 from setblock.decoding.generate import generate
-from setblock.decoding.settings.operating_point import NTP, at_point
+from setblock.decoding.settings.resolve import NTP, at_point
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.result import differing, pareto_front

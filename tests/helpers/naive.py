@@ -12,8 +12,8 @@ from torch import Tensor
 
 from setblock.decoding.drafts.lookup import SURE
 from setblock.decoding.samplers import BlockView, Memory, Sampler
-from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.state import Columns, RequestParams
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
+from setblock.decoding.state.state import Columns
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import layer_windows

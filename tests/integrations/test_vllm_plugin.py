@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.decoding.samplers import EntropyBounded, Factor
-from setblock.decoding.settings.operating_point import with_calibration
+from setblock.decoding.settings.resolve import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.integrations.vllm import vllm_api

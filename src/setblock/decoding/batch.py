@@ -15,7 +15,7 @@ from setblock import devices
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
 from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
 from setblock.decoding.answer.text import AnswerText
-from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
+from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.drafts.shorten import (
     RowHistory,
     checks_draft,
@@ -23,7 +23,7 @@ from setblock.decoding.drafts.shorten import (
     new_history,
     shortened_schedules,
 )
-from setblock.decoding.settings.checks import CheckedRows
+from setblock.decoding.settings.resolve import CheckedRows
 from setblock.decoding.state.joining import joined, joined_list, open_state
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy
@@ -196,7 +196,8 @@ class Batch:
     @torch.inference_mode()
     def outputs(self, step: StepOutput) -> list[RowOutput]:
         """Update all rows' constraints, and return what the last step did to each row. Waits for the device, once."""
-        return self.read(row_outputs(HostCopy(packed(*output_tables(self.state, step)))))
+        outputs = self.read(row_outputs(HostCopy(packed(*output_tables(self.state, step)))))
+        return [each for each in outputs if each is not None]  # all
 
     def feeds(self, schedules: Sequence[RowSchedule]) -> None:
         """Note what the next pass feeds each row: what it gives says how good the row's drafts are."""
@@ -212,10 +213,16 @@ class Batch:
         requests = self.state.params.rows
         for each, params in zip(outputs, requests, strict=True):
             assert each is None or each.number <= params.most_passes, "an answer does not end"
-        outputs = self.policy.constraints.read(outputs, requests, state_of or (lambda: self.state))
-        before = self.next_schedules or [None] * len(outputs)
-        after = [old if each is None else each.scheduled for each, old in zip(outputs, before, strict=True)]
-        self.next_schedules, self.chosen = None if None in after else after, None
+        ended = self.policy.constraints.read(outputs, requests, state_of or (lambda: self.state))
+        outputs = [
+            each.ended(ended[row]) if each is not None and row in ended else each for row, each in enumerate(outputs)
+        ]
+        before = self.next_schedules
+        after = [
+            (before[row] if before else None) if each is None else each.scheduled for row, each in enumerate(outputs)
+        ]
+        known = [each for each in after if each is not None]
+        self.next_schedules, self.chosen = known if len(known) == len(after) else None, None
         return outputs
 
     def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:

@@ -9,8 +9,7 @@ from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.answer.text import Prompt, encode_prompt
 from setblock.decoding.batch import Batch, StaticBatch
-from setblock.decoding.settings.checks import check_count, check_rows
-from setblock.decoding.settings.resolve import requested_settings
+from setblock.decoding.settings.resolve import check_count, check_rows, requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.update import StepOutput
 from setblock.errors import ParameterError, SetBlockError

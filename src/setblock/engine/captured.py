@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.answer.row_output import output_tables
-from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
+from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.samplers.base import Sampler
-from setblock.decoding.state.state import RequestParams
+from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import Policy, StaticSamplers
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import HostCopy, Packed, packed
 from setblock.errors import SetBlockError, warn
-from setblock.model.protocol.runtime import PassPlan, RowSchedule, fixed_capacity
-from setblock.model.runners.static_passes import StaticPasses
+from setblock.model.protocol.runtime import PassPlan, RowSchedule, StaticRunner, fixed_capacity
 
 Result = TypeVar("Result")
 
@@ -51,7 +50,7 @@ class CudaGraph:
     def capture(self, run: Callable[[], Result]) -> Result:
         """See `Recorder`."""
         if CudaGraph._pool is None:
-            CudaGraph._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # has no types
+            CudaGraph._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, pool=CudaGraph._pool):
             return run()
@@ -99,7 +98,7 @@ class CapturedPasses:
     """
 
     def __init__(
-        self, table: StateTable, passes: StaticPasses, *, vocab_size: int, recorder: Callable[[], Recorder] = CudaGraph
+        self, table: StateTable, passes: StaticRunner, *, vocab_size: int, recorder: Callable[[], Recorder] = CudaGraph
     ) -> None:
         self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
         self._captured: dict[tuple[PassSize, _Traits], CapturedPass] = {}
@@ -175,7 +174,7 @@ class CapturedPasses:
             given = given.pin_memory()
         captured.given.copy_(given, non_blocking=True)
         if is_new:
-            self._capture(captured, size, [*requests, *requests[:1] * filling])
+            self._capture(captured, size, [*requests, *[requests[0]] * filling])
         else:
             captured.recorder.replay()
         self.sizes[size] += 1

@@ -12,8 +12,9 @@ import torch
 from setblock.decoding.answer.row_output import RowOutput, row_outputs
 from setblock.decoding.batch import FREE_TOKENS, Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
-from setblock.decoding.settings.checks import check_rows
-from setblock.decoding.state.state import BatchState, RequestParams
+from setblock.decoding.settings.resolve import check_rows
+from setblock.decoding.settings.table import RequestParams
+from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.inputs import schedules_ahead
 from setblock.devices import HostCopy

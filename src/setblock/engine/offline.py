@@ -7,7 +7,7 @@ from typing import Any
 
 from setblock.decoding.answer.generation import Generation, generation_json
 from setblock.decoding.answer.text import encode_prompt
-from setblock.decoding.settings.checks import limit_of
+from setblock.decoding.settings.resolve import limit_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.files import AnswerFile, AnswerPipe, Key, PromptLine

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.batch import Batch
-from setblock.decoding.settings.checks import CheckedRows
+from setblock.decoding.settings.resolve import CheckedRows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.pages import PagePool
 from setblock.errors import SetBlockError

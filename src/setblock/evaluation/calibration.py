@@ -18,9 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from setblock.decoding.settings.operating_point import point_to_json
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
+from setblock.evaluation.operating_point import point_to_json
 from setblock.evaluation.result import Result
 from setblock.model.protocol.sbd_config import CalibratedSetting
 

@@ -13,9 +13,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from setblock.data.tasks import task_named
 from setblock.decoding.samplers import EntropyPrefix
-from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockError
+from setblock.evaluation.operating_point import point_of
 from setblock.evaluation.result import Result
 from setblock.evaluation.run import Exam
 from setblock.model.sbd_model import SBDModel

@@ -15,9 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from setblock.data.tasks import Verdict
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.settings.operating_point import NTP, point_from_json, point_to_json
+from setblock.decoding.settings.resolve import NTP, point_from_json
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings
 from setblock.errors import SetBlockError, one_line
+from setblock.evaluation.operating_point import point_to_json
 from setblock.model.runners.teacher_forcing import TokenScores
 
 

@@ -17,10 +17,11 @@ from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.text import Prompt
 from setblock.decoding.generate import generate, generate_batch, stream
-from setblock.decoding.settings.operating_point import NTP, at_point, point_of, with_calibration
+from setblock.decoding.settings.resolve import NTP, at_point, with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.errors import ParameterError, SetBlockError, check_at_least
 from setblock.evaluation.judging import check_judge, verdicts_on
+from setblock.evaluation.operating_point import point_of
 from setblock.evaluation.references import reference_scores
 from setblock.evaluation.result import Result, nfe_speedup, outcomes_of
 from setblock.evaluation.sweeps.fingerprint import code_identity, model_fingerprint, provenance, task_identity

@@ -35,6 +35,7 @@ from setblock.model.checkpoint import (
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
+from setblock.model.protocol.runtime import PagedRunner
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import CompiledModel, PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
@@ -149,8 +150,9 @@ class SBDModel:
         with lock_of(self.model):
             return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
-    def static_passes(self, runner: PackedRunner, *, rows: int, positions: int) -> StaticPasses:
+    def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticPasses:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
+        assert isinstance(runner, PackedRunner)
         return StaticPasses(runner, rows=rows, positions=positions)
 
     def prepare_for_training(

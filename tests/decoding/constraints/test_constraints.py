@@ -21,8 +21,7 @@ from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.constraints.constraint import TokenConstraint
 from setblock.decoding.generate import generate, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
-from setblock.decoding.settings.table import DecodingSettings
-from setblock.decoding.state.state import RequestParams
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

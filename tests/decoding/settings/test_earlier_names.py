@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from families import tiny_sbd
-from setblock.decoding.settings.operating_point import point_from_json, point_of, point_to_json
-from setblock.decoding.settings.resolve import requested_settings
+from setblock.decoding.settings.resolve import point_from_json, requested_settings
 from setblock.decoding.settings.table import RENAMED, SETTINGS, DecodingSettings, with_current_names
 from setblock.errors import ParameterError, SetBlockWarning
+from setblock.evaluation.operating_point import point_of, point_to_json
 from setblock.evaluation.sweeps.grid import grids_of, read_grids
 from setblock.integrations.transformers import sbd_generate
 from setblock.server.api.protocol import ChatBody

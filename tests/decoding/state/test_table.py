@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import open_state
-from setblock.decoding.state.state import BatchState, RequestParams
+from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.table import StateTable
 from setblock.model.protocol.sbd_config import SBDModelConfig
 

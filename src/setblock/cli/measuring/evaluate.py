@@ -17,9 +17,9 @@ from setblock.cli.options.groups import JSON, OUTPUT, TASK, option, option_group
 from setblock.cli.options.model import ModelOptions, RuntimeOptions, load_language_model, load_model, warn_of_bundled
 from setblock.cli.options.tasks import BATCH_SIZE, ExamplesOptions, GridOptions, TaskOptions
 from setblock.decoding.samplers.named import PLUG_INS, name_of
-from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
+from setblock.evaluation.operating_point import label_of
 from setblock.evaluation.records import DEFAULT_JUDGE
 from setblock.model.loading.named import BUNDLED_MODEL
 

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 from setblock.cli.messages import print_message
 from setblock.cli.options.groups import DECODING, OUTPUT, SAMPLING, AvailableOptions, option, option_group, rare
 from setblock.decoding.samplers.named import SAMPLERS
-from setblock.decoding.settings.operating_point import at_calibration, calibration_for, leaves_point_open
-from setblock.decoding.settings.resolve import requested_settings, sampler_to_dict
+from setblock.decoding.settings.resolve import (
+    at_calibration,
+    calibration_for,
+    leaves_point_open,
+    requested_settings,
+    sampler_to_dict,
+)
 from setblock.decoding.settings.setting import Group
 from setblock.decoding.settings.table import HYPERPARAMETERS, DecodingSettings, available
 from setblock.errors import ParameterError

@@ -11,9 +11,10 @@ from setblock.cli.messages import print_message, print_warning, silence_librarie
 from setblock.cli.options.decoding_options import key_values
 from setblock.cli.options.groups import option, option_group, optional, rare
 from setblock.errors import ParameterError, SetBlockError, converted, did_you_mean, warn
+from setblock.files import is_gguf
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.model.loading.named import BUNDLED, BUNDLED_MODEL, is_fetched
-from setblock.model.loading.source import check_source, is_gguf
+from setblock.model.loading.source import check_source
 
 if TYPE_CHECKING:
     from setblock.model.protocol.runtime import LanguageModel

@@ -10,9 +10,9 @@ from setblock.cli.options.groups import TASK, option, option_group, optional
 from setblock.data.tasks import TASKS, Task, task_named
 from setblock.data.tasks.task import Split
 from setblock.decoding.samplers.named import SAMPLERS
-from setblock.decoding.settings.operating_point import label_of
 from setblock.decoding.settings.table import POINT, DecodingSettings
 from setblock.errors import ParameterError
+from setblock.evaluation.operating_point import label_of
 from setblock.evaluation.records import DEFAULT_JUDGE, JUDGES, task_of_records
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setblock.decoding.constraints.constraint import BatchConstraints
+from setblock.decoding.constraints.rows import BatchConstraints
 from setblock.decoding.drafts.lookup import Draft
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Draws, choose_tokens

@@ -17,7 +17,8 @@ from setblock.decoding.drafts.draft_length import (
     RowDraft,
 )
 from setblock.decoding.drafts.kinds import NUM_KINDS, PRIOR, kinds_of_copy
-from setblock.decoding.state.state import BatchState, RequestParams
+from setblock.decoding.settings.table import RequestParams
+from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.inputs import powers_up_to, row_widths
 from setblock.model.protocol.runtime import RowSchedule, Runner, pass_kind
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from setblock.decoding.step.logits import certainty_of
+from setblock.decoding.step.certainty import certainty_of
 
 Memory = Mapping[str, Tensor]
 

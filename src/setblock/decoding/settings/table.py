@@ -1,4 +1,5 @@
-"""The table of settings that a request may set, for the command line, the server and all other callers.
+"""The table of settings that a request may set, for the command line, the server and all other callers, and the
+parameters of a request whose settings are resolved.
 
 It doesn't import PyTorch, so that the command line can list the settings quickly.
 """
@@ -7,13 +8,13 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from setblock.decoding.settings.setting import Range, Setting, answer, point, report, sampling, table_of
 from setblock.errors import ParameterError, did_you_mean, warn
 
 if TYPE_CHECKING:
-    from setblock.decoding.constraints.constraint import ConstraintFactory
+    from setblock.decoding.constraints.constraint import TokenConstraint
     from setblock.decoding.samplers.base import Sampler
     from setblock.structure.kinds import Structure
 
@@ -22,6 +23,13 @@ METHODS: tuple[Method, ...] = ("sbd", "exact", "ntp")
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_TOKENS = 2**31 - 1  # more than any context holds, and no overflow when added
+
+
+class ConstraintFactory(Protocol):
+    """A factory of constraints, one for each answer of a request; an item of `DecodingSettings.constraints`."""
+
+    def constraint(self, params: "RequestParams", *, vocab_size: int) -> "TokenConstraint":
+        """Return a constraint for a new row. Raise `SetBlockError` if it can't be used with the model."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +205,28 @@ class DecodingSettings:
     def changed(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults."""
         return {name: value for name, row in SETTINGS.items() if (value := getattr(self, name)) != row.default}
+
+
+@dataclass(frozen=True)
+class RequestParams:
+    """The fixed parameters of one row."""
+
+    settings: DecodingSettings  # of the request, with the operating point resolved
+    # K; 1 in method `ntp`. Smaller than requested if the answer is short
+    block_size: int
+    prompt_length: int  # tokens of the prompt
+    limit: int  # the position past the last one that may be generated
+    ends: tuple[int, ...]  # token ids that end the answer
+
+    @property
+    def adapts_drafts(self) -> bool:
+        """Whether the draft length is chosen before each pass."""
+        return self.settings.method == "exact" and self.settings.drafts == "adaptive"
+
+    @property
+    def most_passes(self) -> int:
+        """An upper bound on the passes after the prefill: for each token, one that drafts and one that commits."""
+        return 1 + 2 * (self.limit - self.prompt_length)
 
 
 SETTINGS: dict[str, Setting] = table_of(DecodingSettings)

@@ -7,7 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import Answer, BatchParams, BatchState, Block, Cached, Record, RequestParams
+from setblock.decoding.settings.table import RequestParams
+from setblock.decoding.state.state import Answer, BatchParams, BatchState, Block, Cached, Record
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.sbd_config import SBDModelConfig
 

@@ -20,35 +20,13 @@ from torch import Tensor
 from setblock import devices
 from setblock.decoding.answer.generation import PassCounts
 from setblock.decoding.drafts.kinds import CONFIDENCES
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import RequestParams
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.runtime import fixed_capacity
 from setblock.model.protocol.sbd_config import SBDModelConfig
 
 NEVER = torch.iinfo(torch.long).max
 NO_TOKEN = -1
-
-
-@dataclass(frozen=True)
-class RequestParams:
-    """The fixed parameters of one row."""
-
-    settings: DecodingSettings  # of the request, with the operating point resolved
-    # K; 1 in method `ntp`. Smaller than requested if the answer is short
-    block_size: int
-    prompt_length: int  # tokens of the prompt
-    limit: int  # the position past the last one that may be generated
-    ends: tuple[int, ...]  # token ids that end the answer
-
-    @property
-    def adapts_drafts(self) -> bool:
-        """Whether the draft length is chosen before each pass."""
-        return self.settings.method == "exact" and self.settings.drafts == "adaptive"
-
-    @property
-    def most_passes(self) -> int:
-        """An upper bound on the passes after the prefill: for each token, one that drafts and one that commits."""
-        return 1 + 2 * (self.limit - self.prompt_length)
 
 
 INTEGERS = (

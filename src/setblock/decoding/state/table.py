@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.drafts.kinds import CONFIDENCES
+from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.state import (
     INTEGERS,
     NEVER,
@@ -24,7 +25,6 @@ from setblock.decoding.state.state import (
     Cached,
     Columns,
     Record,
-    RequestParams,
 )
 from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.sbd_config import SBDModelConfig

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from setblock.decoding.constraints.constraint import BatchConstraints, RowConstraints
+from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selection
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import joined_list, joined_rows
-from setblock.decoding.state.state import BatchParams, Columns, RequestParams
+from setblock.decoding.state.state import BatchParams, Columns
 from setblock.decoding.step.logits import logit_rules, most_likely
 from setblock.errors import SetBlockError
 

@@ -20,7 +20,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.state.state import NO_TOKEN, BatchParams, BatchState, RequestParams
+from setblock.decoding.settings.table import RequestParams
+from setblock.decoding.state.state import NO_TOKEN, BatchParams, BatchState
 from setblock.decoding.step.choice import random_tokens
 from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, RowSchedule, Runner
 

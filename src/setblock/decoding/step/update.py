@@ -35,8 +35,9 @@ from setblock.decoding.drafts.kinds import kinds_of
 from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
+from setblock.decoding.step.certainty import Certainty, certainty_of
 from setblock.decoding.step.choice import Draws, Policy, choose_tokens
-from setblock.decoding.step.logits import Certainty, Logits, certainty_of, read_logits
+from setblock.decoding.step.logits import Logits, read_logits
 from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, identity
 
 

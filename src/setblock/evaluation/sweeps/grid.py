@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from setblock.decoding.samplers.named import SAMPLERS, name_of, parameters_of
-from setblock.decoding.settings.operating_point import point_of
 from setblock.decoding.settings.resolve import requested_settings, sampler_for
 from setblock.decoding.settings.table import POINT, SETTINGS, DecodingSettings, Method, with_current_names
 from setblock.errors import ParameterError, SetBlockError, converted
+from setblock.evaluation.operating_point import point_of
 from setblock.model.sbd_model import SBDModel
 from setblock.yaml_loader import read_yaml
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from setblock.decoding.settings.operating_point import NTP
+from setblock.decoding.settings.resolve import NTP
 from setblock.errors import SetBlockError, prefixed
 from setblock.evaluation.result import Result, result_from_json
 from setblock.files import differences

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from setblock.errors import warn
+from setblock.errors import SetBlockError, warn
 from setblock.integrations.llama_cpp.library import ModelFile, library
 from setblock.integrations.llama_cpp.options import LlamaOptions
 from setblock.integrations.llama_cpp.runner import PROBED_SEQUENCES, Context, LlamaRunner, own_sequence
@@ -13,6 +13,7 @@ from setblock.model.loading.gguf import end_of_text_in, sbd_config_in, tokenizer
 from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf
 from setblock.model.protocol.draft_text import DraftText
+from setblock.model.protocol.runtime import PagedRunner, StaticRunner
 
 
 class LlamaModel:
@@ -48,6 +49,10 @@ class LlamaModel:
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> LlamaRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         return LlamaRunner(Context(self.file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
+
+    def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticRunner:
+        """Raise `SetBlockError`: llama.cpp launches its passes itself."""
+        raise SetBlockError("llama.cpp has no passes that can be captured: leave out cuda_graphs")
 
 
 _SAMPLE = (

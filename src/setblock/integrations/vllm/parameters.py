@@ -5,10 +5,10 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from setblock.decoding.settings.operating_point import point_to_json, with_calibration
-from setblock.decoding.settings.resolve import requested_settings
+from setblock.decoding.settings.resolve import requested_settings, with_calibration
 from setblock.decoding.settings.table import DecodingSettings, available
 from setblock.errors import ParameterError
+from setblock.evaluation.operating_point import point_to_json
 from setblock.model.protocol.sbd_config import SBDModelConfig
 
 # vLLM's name for the number of tokens that a request is fed in each pass; vLLM's scheduler reads it.

@@ -14,11 +14,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from setblock.decoding.constraints.constraint import RowConstraints
+from setblock.decoding.constraints.rows import RowConstraints
 from setblock.decoding.settings.resolve import resolved
-from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import joined, open_state
-from setblock.decoding.state.state import BatchState, RequestParams
+from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update

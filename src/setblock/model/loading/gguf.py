@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from setblock.errors import SetBlockError, one_line, prefixed
+from setblock.files import is_gguf
 from setblock.json_lines import read_json
-from setblock.model.loading.source import is_gguf
 from setblock.model.protocol.sbd_config import SBDModelConfig, sbd_config_from_json
 
 FACTS_KEY = "setblock.facts"

@@ -22,6 +22,7 @@ from transformers.utils import cached_file
 
 from setblock import devices
 from setblock.errors import SetBlockError, SetBlockWarning, prefixed, warn
+from setblock.files import is_gguf
 from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
@@ -29,7 +30,7 @@ from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, adapter_sbd_
 from setblock.model.attention.attention import layer_windows
 from setblock.model.loading import gguf
 from setblock.model.loading.named import BUNDLED_MODEL, resolved
-from setblock.model.loading.source import check_source, is_gguf
+from setblock.model.loading.source import check_source
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
 from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config

@@ -9,16 +9,12 @@ from functools import cache
 from pathlib import Path
 
 from setblock.errors import SetBlockError, did_you_mean
+from setblock.files import is_gguf
 from setblock.model.loading.named import BUNDLED, NAMED_MODELS, is_delta, is_named
 
 _MAGIC = b"GGUF"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_SECONDS = 10
-
-
-def is_gguf(source: str | Path) -> bool:
-    """Return whether a model's name or path is that of a GGUF file."""
-    return Path(source).suffix.lower() == ".gguf"
 
 
 def check_gguf(source: str | Path) -> None:

@@ -8,17 +8,15 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from setblock.errors import SetBlockError
 from setblock.locks import lock_of
-
-if TYPE_CHECKING:
-    from setblock.model.protocol.runtime import LanguageModel
 
 DRAFT_TEXT_FILE = "draft_text.jsonl"  # name of such texts in a checkpoint
 LONGEST_MATCH = 4  # tokens; earlier places that match this many or more count as equally good
@@ -94,7 +92,22 @@ def indexed(texts: Iterable[Sequence[int]]) -> DraftText:
     return DraftText(token_ids, levels, tuple(runs))
 
 
-def draft_text_of(texts: Iterable[str], model: "LanguageModel") -> DraftText:
+class Tokenizing(Protocol):
+    """What draft texts need of a `LanguageModel`."""
+
+    tokenizer: PreTrainedTokenizerBase
+    end_of_text_ids: tuple[int, ...]  # ids that end an answer
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of logits of a position."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the draft text."""
+
+
+def draft_text_of(texts: Iterable[str], model: Tokenizing) -> DraftText:
     """Return texts for a model to copy drafts from: its own earlier answers, or another model's answers to similar prompts.
     Raise `SetBlockError` if they have fewer than `LONGEST_MATCH` + 1 tokens, or tokens outside the model's vocabulary."""
     ends, last = model.end_of_text_ids, model.tokenizer.eos_token_id  # preferred: it ends a turn of a chat

@@ -193,6 +193,28 @@ class PagedRunner(Runner, Protocol):
         """
 
 
+class StaticRunner(Protocol):
+    """Runs passes of fixed sizes, [R, Q] tokens of R rows that may see up to K keys each, for the rows of a static table, with the
+    cache of a `PagedRunner`.
+
+    A pass reads nothing on the host, copies nothing from it, and has no size that depends on values: it can be captured.
+    """
+
+    def keys_for(self, positions: int) -> int:
+        """Return K, a power of two, for rows that end at `positions` at the latest."""
+
+    def place(self, rows: Sequence[int], pages: Sequence[Sequence[int]]) -> None:
+        """Write the pages of rows of the table, from the first position on, as far as they have changed."""
+
+    def logits(self, inputs: ModelInput, *, rows: Tensor) -> Tensor:
+        """Run one pass, and return the logits of all outputs, [R, m, V] float32.
+
+        Args:
+            inputs: in which all rows take part, with K as `visible`.
+            rows: [R] int64, their rows of the table.
+        """
+
+
 class LanguageModel(Protocol):
     """A model that decoding can drive."""
 
@@ -221,6 +243,10 @@ class LanguageModel(Protocol):
     def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
         """Return a runner for rows that come and go, at most `rows` at once, with an empty cache of `pages` pages of
         `page_tokens` positions. Raise `SetBlockError` with the reason if the model can't be run so."""
+
+    def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticRunner:
+        """Return a runner of passes of fixed sizes, with the cache of `runner`, for a static table of `rows` rows of at most
+        `positions` positions each. Raise `SetBlockError` with the reason if the model has none."""
 
 
 def pass_kind(runner: Runner) -> str:

@@ -22,7 +22,7 @@ class CalibratedSetting:
     """The calibrated setting of one method for one domain."""
 
     domain: str  # what it was calibrated on: a task's name, or the name of a file of prompts
-    point: Mapping[str, Any]  # the operating point, as `setblock.decoding.settings.operating_point` writes it
+    point: Mapping[str, Any]  # the operating point, as `setblock.evaluation.operating_point` writes it
     tolerance: str  # the tolerance that it keeps, in words
     tested: bool  # whether a test showed that; `exact` keeps it by construction
     nfe_speedup: float  # measured on the examples of the test

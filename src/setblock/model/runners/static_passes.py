@@ -5,6 +5,7 @@ CUDA graph and replayed. What a pass reads is at fixed addresses: the page table
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from setblock.model.attention.paged_attention import (
     paged_arguments,
     paged_attention,
 )
-from setblock.model.protocol.runtime import ModelInput
+from setblock.model.protocol.runtime import ModelInput, StaticRunner
 from setblock.model.runners.forward import logits_at
 from setblock.model.runners.packed_runner import PackedRunner
 
@@ -33,8 +34,8 @@ NO_PAGE = -1
 """In a page table: positions for which a row has no page."""
 
 
-class StaticPasses:
-    """Runs passes of fixed sizes with the cache of a runner, for the rows of a static table."""
+class StaticPasses(StaticRunner):
+    """See `setblock.model.protocol.runtime.StaticRunner`."""
 
     def __init__(self, runner: PackedRunner, *, rows: int, positions: int, kind: Kind | None = None) -> None:
         """Make the page table of `rows` rows of up to `positions` positions each. `kind`: as in `paged_attention`."""
@@ -92,6 +93,7 @@ class StaticPasses:
         count, queries = inputs.tokens.shape
         first = torch.arange(count, device=rows.device)[:, None] * queries
         try:
+            arguments: dict[str, Any] = paged_arguments(self._attention, given, self._windows)
             with (
                 attention_by(PAGED, runner.attention.config),
                 block_only(self._model, inputs.in_block, is_fixed=True),
@@ -103,7 +105,7 @@ class StaticPasses:
                     position_ids=inputs.positions,
                     cache=runner.cache,
                     filled=runner.attention.filled,
-                    **paged_arguments(self._attention, given, self._windows),
+                    **arguments,
                 )
         finally:
             for layer in runner.cache.layers:

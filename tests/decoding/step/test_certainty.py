@@ -2,7 +2,7 @@
 
 import torch
 
-from setblock.decoding.step.logits import certainty_of
+from setblock.decoding.step.certainty import certainty_of
 
 
 def test_scattered_candidates_have_the_certainty_of_their_distributions() -> None:

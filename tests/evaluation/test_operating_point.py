@@ -10,10 +10,10 @@ import pytest
 from families import tiny_sbd
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, Factor
 from setblock.decoding.samplers.named import sampler_named
-from setblock.decoding.settings.operating_point import NTP, at_point, label_of, point_from_json, point_of, point_to_json
-from setblock.decoding.settings.resolve import sampler_for
+from setblock.decoding.settings.resolve import NTP, at_point, point_from_json, sampler_for
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError
+from setblock.evaluation.operating_point import label_of, point_of, point_to_json
 
 POINTS = [DecodingSettings(method="sbd", sampler=kind(), block_size=4) for kind in SAMPLERS.values()] + [
     DecodingSettings(method="sbd", sampler=EntropyBounded(math.inf)),
