@@ -194,8 +194,8 @@ class PagedRunner(Runner, Protocol):
 
 
 class StaticRunner(Protocol):
-    """Runs passes of fixed sizes, [R, Q] tokens of R rows that may see up to K keys each, for the rows of a static table, with the
-    cache of a `PagedRunner`.
+    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `PagedRunner`: [R, Q] tokens of R rows, each
+    of which may see up to K keys.
 
     A pass reads nothing on the host, copies nothing from it, and has no size that depends on values: it can be captured.
     """
