@@ -20,6 +20,7 @@ from setblock.decoding.drafts.shorten import (
     checks_draft,
     draft_lengths_of,
     new_history,
+    settling_schedules,
     shortened_schedules,
 )
 from setblock.decoding.settings.checks import CheckedRows
@@ -119,9 +120,10 @@ class Batch:
         """Return what the next pass feeds each row; a finished row is fed nothing. Shorten each row's draft to the
         length that pays. Waits for the device unless the outputs of the last step were read."""
         whole = self.whole_schedules(runner)
-        if self.is_resolved or not self.state.params.adapts_drafts:
+        if self.is_resolved or not (self.state.params.adapts_drafts or runner.most_refed is not None):
             return whole
-        schedules = shortened_schedules(draft_lengths_of(self.model), self.drafts, whole, self.state, runner)
+        schedules = settling_schedules(whole, self.state.params.rows, runner)
+        schedules = shortened_schedules(draft_lengths_of(self.model), self.drafts, schedules, self.state, runner)
         pairs = list(zip(schedules, whole, strict=True))
         is_changed = any(
             (scheduled.end, scheduled.block_start) != (full.end, full.block_start) for scheduled, full in pairs
@@ -154,13 +156,16 @@ class Batch:
                 if row is not None and checks_draft(scheduled):
                     row.fed = scheduled
         if is_timed:
+            size = _size(plan, schedules, runner)
             lengths.clock.start(device)
         inputs = compiled(prepare_inputs)(self.state, plan)
         logits, self.next_schedules = runner.logits(inputs), None
         step = update(self.state, inputs, logits, self.policy, compiled=compiled)
         if is_timed:
-            for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, schedules, runner)):
+            for (rows, tokens), seconds in lengths.clock.stop(device, size):
                 lengths.times(pass_kind(runner), rows).update(tokens, seconds)
+        if runner.most_refed is not None:
+            self.state.feed_blocks()
         return step
 
     @torch.inference_mode()
@@ -229,9 +234,11 @@ class Batch:
 
 def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> tuple[int, int]:
     """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
-    fed = [scheduled.tokens for scheduled in schedules if scheduled.tokens]
-    if runner.pads or plan.is_fixed:
-        return len(fed), runner.computed(len(plan.rows) * (plan.queries + plan.branched))
+    fed = [each.tokens + runner.refed(row, each.start) for row, each in enumerate(schedules) if each.tokens]
+    if plan.is_fixed:
+        return len(fed), runner.computed(len(plan.rows) * plan.queries)
+    if runner.pads:
+        return len(fed), runner.computed(len(plan.rows) * (max(fed) + plan.branched))
     return len(fed), runner.computed(sum(fed))
 
 
@@ -297,6 +304,7 @@ class StaticBatch(Batch):
         return (
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit
+            and self.runner.most_refed is None
             and not self.policy.constraints.listening
             and tokens <= _FREE_TOKENS
         )

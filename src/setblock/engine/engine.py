@@ -174,6 +174,8 @@ class Engine:
     def _plan(self) -> list[RowSchedule]:
         """Return what each running request is fed, with pages for all of it; empty if none runs."""
         while self._running:
+            if self._runner.most_refed is not None:  # it is asked about rows by their numbers
+                self._place()
             whole, served = self._batch.schedules(self._runner), [sequence.served for sequence in self._running]
             schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
             if self._give_pages(schedules):

@@ -38,6 +38,7 @@ from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import CompiledModel, PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
+from setblock.model.runners.state_runner import StateRunner
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 
@@ -107,7 +108,15 @@ class SBDModel:
 
         Args:
             backend: the backend of `torch.compile`.
+
+        Raises:
+            SetBlockError: the model keeps a recurrent state.
         """
+        if plan_of(self.model).keeps_state:
+            raise SetBlockError(
+                f"{self.model.config.model_type} keeps a recurrent state, and can't be compiled: its passes have all sizes; leave "
+                "out --compile"
+            )
         self.compiled = CompiledModel(self.model, backend=backend)
 
     def prepack(self) -> None:
@@ -130,12 +139,20 @@ class SBDModel:
             join_adapted(self.model)
             prepack(self.model)
 
-    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> PaddedRunner:
+    def runner(self, *, rows: int, capacity: int, branched: int = 0) -> PaddedRunner | StateRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         with lock_of(self.model):  # a pass in another thread changes the config that a runner reads
+            if plan_of(self.model).keeps_state:
+                runner = self._state_runner(pages=rows, page_tokens=capacity, rows=rows)
+                runner.place([[row] for row in range(rows)], range(rows))
+                return runner
             return PaddedRunner(self.model, rows=rows, capacity=capacity, branched=branched, compiled=self.compiled)
 
-    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
+    def _state_runner(self, *, pages: int, page_tokens: int, rows: int) -> StateRunner:
+        together = plan_of(self.model).together
+        return StateRunner(self.model, pages=pages, page_tokens=page_tokens, rows=rows, together=together)
+
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner | StateRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`. Raise `SetBlockError` if the model is compiled, or its attention
         can't be computed for packed requests."""
         if self.compiled is not None:
@@ -146,6 +163,8 @@ class SBDModel:
         if reason := plan_attention(self.model).unpackable:
             raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
         with lock_of(self.model):
+            if plan_of(self.model).keeps_state:
+                return self._state_runner(pages=pages, page_tokens=page_tokens, rows=rows)
             return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
     def prepare_for_training(
@@ -169,6 +188,10 @@ class SBDModel:
             SetBlockError: its weights are prepacked or quantised in a way that excludes training, it has an adapter, or its
                 architecture cannot be trained.
         """
+        if plan_of(self.model).keeps_state and not causal_block:
+            raise SetBlockError(
+                f"{self.model.config.model_type} keeps a recurrent state, and its blocks are causal: set block_attention: causal"
+            )
         if reason := plan_of(self.model).untrainable:
             raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")
         self._refuse_changed("trained", allowed="nf4")

@@ -80,7 +80,11 @@ class BatchParams:
         self.ends = column([[*each.ends, *[NO_TOKEN] * (most_ends - len(each.ends))] for each in rows])  # [B, E]
         self.block_size = column([each.block_size for each in rows])
         self.branches = column([each.branches for each in rows])
+        # [B] tokens of a block that a row is fed
+        has_blocks = [sbd_config is not None and each.settings.method != "ntp" for each in rows]
+        self.fed_size = column([has * each.block_size for has, each in zip(has_blocks, rows, strict=True)])
         self.is_ntp = column([each.settings.method == "ntp" for each in rows])  # [B] bool, one token a pass
+        self.is_sbd = column([each.settings.method == "sbd" for each in rows])  # [B] bool
         self.is_exact = column([each.settings.method == "exact" for each in rows])  # [B] bool, blocks are drafts
         self.prompt_lookup = column([each.settings.prompt_lookup or 0 for each in rows])  # [B] as in the settings
         self.seeds = column([each.settings.seed for each in rows])  # [B] of each row's draws
@@ -91,7 +95,9 @@ class BatchParams:
         # Whether all rows are exact; whether none is ever fed a block; whether all are always fed whole blocks
         self.is_all_exact = methods == {"exact"}
         self.is_all_causal = sbd_config is None or methods == {"ntp"}
-        self.feeds_whole = sbd_config is not None and not self.has_ntp and not self.adapts_drafts
+        # Whether a row may be fed no block, see `feed_blocks`
+        self.may_skip_blocks = sbd_config is not None and sbd_config.causal_block
+        self.feeds_whole = not (sbd_config is None or self.has_ntp or self.adapts_drafts or self.may_skip_blocks)
         # The most alternatives of a token that a row reports; None if no row keeps log-probabilities
         self.num_alternatives = max((n for each in rows if (n := each.settings.logprobs) is not None), default=None)
 
@@ -196,8 +202,8 @@ class BatchState:
 
     @property
     def is_causal(self) -> Tensor:
-        """Rows that are not fed a block now, [B] bool."""
-        return self.block.fed_size == 0
+        """Rows that are not fed a block now, and predict a token all the same, [B] bool."""
+        return (self.block.fed_size == 0) & ~self.params.is_sbd
 
     @property
     def is_prefill(self) -> Tensor:
@@ -298,6 +304,10 @@ class BatchState:
         answer.stop_end = torch.where(is_cut, self.params.limit, answer.stop_end)  # a drafted end that was cut
         answer.text_end = torch.where(is_cut, start, answer.text_end)
         self._open_blocks(is_cut, start)
+
+    def feed_blocks(self) -> None:
+        """Let the next pass feed each row a block, after one that fed some of them none."""
+        self.block.fed_size = self.params.fed_size
 
     def _open_blocks(self, rows: Tensor, start: Tensor) -> None:
         """Place the blocks of `rows` [B] bool at `start` [B], and mask all their positions."""

@@ -137,7 +137,9 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
     wanted, target = inputs.wanted[:, :own], inputs.targets[:, :own]
-    if plan.is_prefill is not None or not plan.fuses_commit:  # otherwise all wanted outputs
+    if (
+        plan.is_prefill is not None or not plan.fuses_commit or state.params.may_skip_blocks
+    ):  # otherwise all wanted outputs
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
             predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.params.prompt_length)))

@@ -75,9 +75,8 @@ def logits_at(
     index: Tensor,
     *,
     input_ids: Tensor,
-    position_ids: Tensor,
-    attention_mask: AttentionMask | None,
     cache: Cache | None = None,
+    cache_name: str = "past_key_values",
     wrapped: Callable[..., Any] | None = None,
     filled: Callable[[int], int] = int,
     take: Take | None = None,
@@ -87,15 +86,16 @@ def logits_at(
 
     Args:
         model: the model itself.
-        input_ids, position_ids: [B, T].
-        attention_mask: from `setblock.masks.MaskForm.mask`. None for no mask: the attention must then be this package's, since
-            Transformers makes a mask for its own.
+        input_ids: [B, T].
         cache: the cache that the pass reads and writes; None for a pass without a cache.
+        cache_name: the model's name of that argument.
         wrapped: called in place of the model, if a trainer has wrapped it or it was compiled.
         filled: maps the number of wanted outputs, one or more, to the number that the head computes. The last output is
             repeated where a head is slow, or gives other bits, for few outputs.
         take: receives the hidden states at `index`; the logits are those of the states that it returns.
-        more: further arguments for the attention function; Transformers passes on those that it does not use.
+        more: further arguments of the model: position_ids [B, T], and attention_mask from `setblock.masks.MaskForm.mask`. It is
+            None for no mask: the attention must then be this package's, since Transformers makes a mask for its own. The
+            attention function receives those that the model does not use.
     """
     wanted = len(index)
     if take is None:
@@ -107,10 +107,8 @@ def logits_at(
         with nullcontext() if cache is None else _WITHOUT_CUDNN:
             output = (model if wrapped is None else wrapped)(
                 input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{cache_name: cache},
                 **more,
             )
     finally:
