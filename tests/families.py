@@ -72,7 +72,7 @@ _LINEAR = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 
 RECURRENT: dict[str, dict[str, Any]] = {
     "qwen3_next": _HYBRID

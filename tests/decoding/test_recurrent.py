@@ -1,20 +1,19 @@
-"""Models with a recurrent state: the cache is put back to its settled position, and nothing of a wrong draft, a mask token or padding
-is left in it."""
+"""Models with a recurrent state: the cache is put back to its settled position, and nothing of a wrong draft, a mask token or
+padding is left in it."""
 
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 import answers
 from families import MODES, RECURRENT, tiny_model
 from measuring.plain import transformers_answer
-from naive import naive_decode
-from running import Log, alone, assert_as_alone
+from naive import full_logits, naive_decode
+from running import Log, alone
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
@@ -26,7 +25,7 @@ from setblock.model.protocol.draft_text import indexed
 from setblock.model.runners.state_runner import MOST_REFED
 from setblock.model.sbd_model import SBDModel
 
-NEW = 60  # tokens; more than are fed again at most, so that states are kept
+NEW = 45  # tokens; more than are fed again at most, so that states are kept
 
 
 def recurrent_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "shifted") -> SBDModel:
@@ -85,7 +84,7 @@ def test_any_drafts_give_the_same_text(sbd: SBDModel, prompts: list[list[int]], 
     """Copies from a text that has half of each answer, so that drafts are right to somewhere."""
     sbd.draft_text = indexed(answer[start : start + 9] for answer in wanted for start in range(0, NEW, 13))
     try:
-        for lookup in (0, 1, 3):
+        for lookup in (0, 2):
             found = generate_batch(sbd, prompts, settings=exact(prompt_lookup=lookup))
             assert [each.token_ids for each in found] == wanted
     finally:
@@ -106,12 +105,11 @@ def test_right_drafts_save_passes(sbd: SBDModel, prompts: list[list[int]], wante
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
 def test_the_draws_of_plain_decoding(sbd: SBDModel, prompts: list[list[int]], temperature: float) -> None:
-    for seed in range(2):
-        plain, ours = (
-            generate_batch(sbd, prompts, settings=exact(method=method, temperature=temperature, seed=seed))
-            for method in ("ntp", "exact")
-        )
-        assert [each.token_ids for each in ours] == [each.token_ids for each in plain]
+    plain, ours = (
+        generate_batch(sbd, prompts, settings=exact(method=method, temperature=temperature, seed=7))
+        for method in ("ntp", "exact")
+    )
+    assert [each.token_ids for each in ours] == [each.token_ids for each in plain]
 
 
 @pytest.mark.usefixtures("longest_drafts")
@@ -129,21 +127,11 @@ def test_blocks_are_those_of_uncached_passes(
         ]
         batch = answers.decoded(sbd, prompts, settings)
         for row, (prompt, each) in enumerate(zip(prompts, settings, strict=True)):
-            token_ids, passes = naive_decode(sbd, prompt, each, sampler=sampler, forward=causal_logits)
+            token_ids, passes = naive_decode(sbd, prompt, each, sampler=sampler, forward=full_logits)
             generation = batch.generation(row)
             assert generation.token_ids == token_ids
             # A pass that feeds no block keeps a state, and each such pass commits `MOST_REFED` tokens or more
             assert passes <= generation.passes.decoding <= passes + each.max_new_tokens // MOST_REFED
-
-
-@torch.inference_mode()
-def causal_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
-    """The logits [T, V] of an uncached pass."""
-    assert model.sbd_config is not None
-    assert model.sbd_config.mask_token_id is not None
-    logits: Tensor = model.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
-    logits[:, model.sbd_config.mask_token_id] = -torch.inf
-    return logits
 
 
 def test_a_stream_is_the_answer(sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]]) -> None:

@@ -111,6 +111,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"is_encoder_decoder": False, "is_decoder": True, "encoder_layers": 1, "decoder_layers": 3},
     ),
     "bert (untied)": ("bert", {"is_decoder": True, "tie_word_embeddings": False}),
+    "lfm2 (convolutions)": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
+    "lfm2_moe (convolutions)": ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
     "qwen2 (sliding)": ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}),
 }
 

@@ -114,8 +114,8 @@ class SBDModel:
         """
         if plan_of(self.model).keeps_state:
             raise SetBlockError(
-                f"{self.model.config.model_type} keeps a recurrent state, and can't be compiled: its passes have all sizes; leave "
-                "out --compile"
+                f"{self.model.config.model_type} keeps a recurrent state, and can't be compiled: its passes have all sizes; "
+                "leave out --compile"
             )
         self.compiled = CompiledModel(self.model, backend=backend)
 
@@ -190,7 +190,8 @@ class SBDModel:
         """
         if plan_of(self.model).keeps_state and not causal_block:
             raise SetBlockError(
-                f"{self.model.config.model_type} keeps a recurrent state, and its blocks are causal: set block_attention: causal"
+                f"{self.model.config.model_type} keeps a recurrent state, so that its blocks are causal: set block_attention: "
+                "causal"
             )
         if reason := plan_of(self.model).untrainable:
             raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")

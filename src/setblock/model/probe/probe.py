@@ -18,9 +18,9 @@ from setblock.locks import one_at_a_time
 from setblock.model.attention.attention import AttentionPlan, has_state, plan_of, planned, set_plan
 from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, Expected, check_decoding, check_training
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
+from setblock.model.probe.states import check_states
 from setblock.model.protocol.runtime import Runner
 from setblock.model.runners.forward import PaddedRunner
-from setblock.model.probe.states import check_states
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.state_runner import StateRunner
 

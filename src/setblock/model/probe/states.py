@@ -1,5 +1,6 @@
-"""Checks that a model with a recurrent state continues rightly from it, by the passes of `StateRunner`: over several tokens, after
-the state was put back, and in a batch of rows of several lengths.
+"""Checks that a model with a recurrent state continues rightly from it, by the passes of `StateRunner`.
+
+They are passes over several tokens, after the state was put back, and over rows of several lengths.
 
     0 ......... first ......... start ......... end
       prefill           right draft     wrong draft, then the right tokens
@@ -8,10 +9,9 @@ the state was put back, and in a batch of rows of several lengths.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from setblock.model.probe.agreement import DisagreementError, compare, plain_logits, schedule_input
+from setblock.model.probe.agreement import compare, plain_logits, schedule_input
 from setblock.model.protocol.runtime import RowSchedule, Runner
 
 _FIRST, _START, _MORE = (18, 4, 12), (25, 5, 17), 4

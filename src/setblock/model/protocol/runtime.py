@@ -215,8 +215,8 @@ class Runner(Protocol):
     # The positions of a row's cache, if every pass reads all of them so that passes have few sizes; else None
     fixed_keys: int | None = None
     compiled: Compile = staticmethod(identity)  # compiles the functions that run between passes of few sizes
-    # None if the cache can be cut back to any position. Else a row goes back to a settled one, from which its pass begins: it is
-    # fed known tokens again, and no block where these are as many as this
+    # None if the cache can be cut back to any position. Else a row goes back to a settled one, where its pass begins: it is fed
+    # known tokens again, and no block where these are as many as this
     most_refed: int | None = None
 
     def refed(self, row: int, start: int) -> int:

@@ -76,7 +76,6 @@ def logits_at(
     *,
     input_ids: Tensor,
     cache: Cache | None = None,
-    cache_name: str = "past_key_values",
     wrapped: Callable[..., Any] | None = None,
     filled: Callable[[int], int] = int,
     take: Take | None = None,
@@ -88,7 +87,6 @@ def logits_at(
         model: the model itself.
         input_ids: [B, T].
         cache: the cache that the pass reads and writes; None for a pass without a cache.
-        cache_name: the model's name of that argument.
         wrapped: called in place of the model, if a trainer has wrapped it or it was compiled.
         filled: maps the number of wanted outputs, one or more, to the number that the head computes. The last output is
             repeated where a head is slow, or gives other bits, for few outputs.
@@ -101,6 +99,9 @@ def logits_at(
     if take is None:
         given = _FULL if _FEW < wanted < _FULL else filled(wanted)
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
+    cache_name = _cache_name(type(model))
+    if cache_name == "cache_params":  # a model without attention takes no positions
+        more.pop("position_ids", None)
     hook = _hook_of(model)
     hook.index, hook.take = index, take
     try:
@@ -115,6 +116,13 @@ def logits_at(
         hook.index = hook.take = None
     logits: Tensor = output.logits[0]
     return logits[:wanted]
+
+
+@cache
+def _cache_name(kind: type[PreTrainedModel]) -> str:
+    """Return the name of a model's argument for its cache."""
+    names = inspect.signature(kind.forward).parameters
+    return "cache_params" if "cache_params" in names else "past_key_values"
 
 
 class _WithoutCudnn:

@@ -9,12 +9,11 @@ the keys and values up to there. A pass begins at that position:
 The tokens up to `start` are known, and fed again. If the row continues at `end`, the state after the pass becomes the settled
 one. If not, it is dropped: so nothing of a rejected draft, a mask token or padding is left. Blocks are causal.
 
-All rows of one call of the model have the same number of tokens. Rows with fewer are padded behind their end, where causal tokens
-don't see it, and don't keep the state after the pass. Prompts, and rows that must keep it, are called with others of their
-length.
+All rows of one call of the model have the same number of tokens. Rows with fewer are padded behind their end, where causal
+tokens don't see it, and don't keep the state after the pass. Prompts, and rows that must keep it, are called with others of
+their length.
 """
 
-import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,9 +125,6 @@ class StateRunner(PagedRunner):
         self._rows: dict[int, StateRow] = {}
         self._ids: list[int] = []
         self._pages = torch.zeros((0, 0), dtype=torch.long)
-        arguments = inspect.signature(model.forward).parameters
-        self._takes = {name for name in ("position_ids", "attention_mask") if name in arguments}
-        self._cache_name = "cache_params" if "cache_params" in arguments else "past_key_values"
 
     def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
         """Set the pages of each row of the batch, from the first position on. The states of all other rows are dropped."""
@@ -149,7 +145,7 @@ class StateRunner(PagedRunner):
 
     @one_at_a_time(of=lambda runner: runner._model)
     def logits(self, inputs: ModelInput) -> Tensor:
-        """Run one pass over the rows: a call of the model for each length of those that can't be padded, and one for the rest."""
+        """Run one pass: a call of the model for each length of the rows that can't be padded, and one for the others."""
         assert inputs.plan.schedules is not None
         schedules = inputs.plan.schedules
         rows = [self._rows[self._ids[row]] for row in inputs.plan.rows.tolist()]
@@ -192,10 +188,8 @@ class StateRunner(PagedRunner):
 
         # 2. The cache, and the mask of what it holds
         cache, past = self._loaded(everyone[of_group], here)
-        more: dict[str, Any] = {"position_ids": positions, "attention_mask": None}
-        if self._together and self._caches.windows:
-            more["attention_mask"] = self._mask(positions, settled, past)
-        more = {name: value for name, value in more.items() if name in self._takes}
+        has_mask = self._together and self._caches.windows
+        mask = self._mask(positions, settled, past) if has_mask else None
 
         # 3. Forward; the head sees the wanted outputs, at least one
         outputs = inputs.outputs[of_group] + (start - settled)  # [a, m]
@@ -206,9 +200,9 @@ class StateRunner(PagedRunner):
                 self._model,
                 index if len(index) else outputs[0, :1].clamp(max=width - 1),
                 input_ids=tokens,
+                position_ids=positions,
+                attention_mask=mask,
                 cache=cache,
-                cache_name=self._cache_name,
-                **more,
             )
 
         # 4. Keep the keys of all tokens, and the states of rows without a block or padding
