@@ -200,9 +200,9 @@ def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
     return plain_logits(model, row, position_ids=positions, attention_mask=mask)
 
 
-def compare(found: Tensor, wanted: Tensor, difference: str) -> None:
+def compare(found: Tensor, wanted: Tensor, difference: str, *, tolerance: float = _TOLERANCE) -> None:
     """Raise `DisagreementError`, which names `difference`, if the logits [T, V] differ."""
     distance = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-6)
     worst = float(distance.max())
-    if not worst <= _TOLERANCE:  # also true for NaN
+    if not worst <= tolerance:  # also true for NaN
         raise DisagreementError(f"{difference} (by {worst:.2g} of their size)")

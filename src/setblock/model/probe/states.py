@@ -16,6 +16,7 @@ from setblock.model.protocol.runtime import RowSchedule, Runner
 
 _FIRST, _START, _MORE = (18, 4, 12), (25, 5, 17), 4
 _EVERYONE = range(len(_FIRST))
+_TOLERANCE = 1e-3  # relative, in float32; the errors of some layers grow with each token that is fed alone
 
 
 def check_states(runner: Runner, model: PreTrainedModel) -> None:
@@ -43,12 +44,13 @@ def check_states(runner: Runner, model: PreTrainedModel) -> None:
         inputs = schedule_input(fed, schedules, members, batch=len(rows))
         inputs.wanted[:] &= inputs.positions < inputs.block_start[:, None]
         wanted = [expected[row][starts[row] : ends[row] - wrong] for row in members]
-        compare(runner.logits(inputs), torch.cat(wanted), f"it gives other logits {where}")
+        compare(runner.logits(inputs), torch.cat(wanted), f"it gives other logits {where}", tolerance=_TOLERANCE)
 
     ends = [start + _MORE for start in _START]
     step(_EVERYONE, [0] * len(rows), _FIRST, "in a prefill")
-    step([1], _FIRST, _START, "in a pass over one token from a state")
     step([0], _FIRST, _START, "in a pass over several tokens from a state")
-    step(_EVERYONE, [25, 5, 12], ends, "in a pass over several rows from their states", wrong=2)
+    for at in range(_FIRST[2], _START[2]):
+        step([2], [at] * len(rows), [at + 1] * len(rows), "in a pass over one token from a state")
+    step(_EVERYONE, [25, 4, 17], ends, "in a pass over several rows from their states", wrong=2)
     step(_EVERYONE, _START, ends, "after its state was put back", wrong=1)
     step(_EVERYONE, [end - 1 for end in ends], ends, "after its state was put back twice")

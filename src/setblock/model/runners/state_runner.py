@@ -37,6 +37,7 @@ from transformers.cache_utils import (
 from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, MaskForm, MaskMod, by_layer_type
 from setblock.model.adapter.adapter import block_only
+from setblock.model.attention.attention import FULL
 from setblock.model.protocol.runtime import ModelInput, PagedRunner, RowSchedule
 from setblock.model.runners.forward import logits_at
 
@@ -188,8 +189,7 @@ class StateRunner(PagedRunner):
 
         # 2. The cache, and the mask of what it holds
         cache, past = self._loaded(everyone[of_group], here)
-        has_mask = self._together and self._caches.windows
-        mask = self._mask(positions, settled, past) if has_mask else None
+        mask = self._mask(positions, settled, past) if self._together else None
 
         # 3. Forward; the head sees the wanted outputs, at least one
         outputs = inputs.outputs[of_group] + (start - settled)  # [a, m]
@@ -228,8 +228,8 @@ class StateRunner(PagedRunner):
         most = max(len(positions), past + width)
         index = torch.arange(most, device=positions.device)
         windows = self._caches.windows
-        if len({*windows.values()}) == 1:
-            windows = dict(list(windows.items())[:1])
+        if len({*windows.values()}) < 2:  # one mask for all layers; also without any that read it
+            windows = {FULL: next(iter(windows.values()), None)}
         implementation = str(self._model.config.get_text_config()._attn_implementation)
         form = MaskForm(windows, implementation, self._model.dtype, index)
         sizes = {"batch": len(positions), "queries": width, "keys": past + width}
