@@ -67,6 +67,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _SHAPE | _HEAD | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
+_HYBRID = _SHAPE | {"num_hidden_layers": 4}
+_LINEAR = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num_value_heads", 4))} | {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_next": _HYBRID
+    | _HEAD
+    | _LINEAR
+    | {
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_5_text": _HYBRID | _HEAD | _LINEAR,
+    "lfm2": _HYBRID | {"layer_types": ["conv", "full_attention"] * 2},
+    "granitemoehybrid": _HYBRID
+    | _MAMBA
+    | {"shared_intermediate_size": 48, "num_local_experts": 0, "layer_types": ["mamba", "attention"] * 2},
+    "falcon_h1": _SHAPE | _HEAD | _MAMBA | {"mamba_d_ssm": 64},
+}
+"""Families whose cache has a recurrent state."""
+
 MODES: dict[str, dict[str, bool]] = {
     "unshifted": {"logit_shift": False, "first_token_from_causal": False},
     "unshifted, first token causal": {"logit_shift": False, "first_token_from_causal": True},
@@ -80,7 +106,7 @@ def tiny_model(
     """A random model of a family, with weights large enough that its distributions are far from flat."""
     special = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, "initializer_range": 0.6}
     config = AutoConfig.for_model(
-        family, **({"vocab_size": vocab_size} | special | FAMILIES.get(family, {}) | overrides)
+        family, **({"vocab_size": vocab_size} | special | (FAMILIES | RECURRENT).get(family, {}) | overrides)
     )
     # Soft-capping of scores is what SDPA has not.
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"

@@ -3,6 +3,7 @@
 The oracle that the fast paths are tested against. It shares with them only the sampler's rule and the choice of tokens.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.state import Columns
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
 from setblock.model.adapter.adapter import block_only
-from setblock.model.attention.attention import layer_windows
+from setblock.model.attention.attention import has_state, layer_windows
 from setblock.model.protocol.draft_text import LONGEST_MATCH
 from setblock.model.protocol.runtime import LanguageModel
 from setblock.model.sbd_model import SBDModel
@@ -33,8 +34,11 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
     assert model.sbd_config is not None
     config = model.model.config.get_text_config()
     length = len(tokens)
-    masks = {}
-    for kind, window in layer_windows(config).items():
+    masks: dict[str, Tensor | None] = {}
+    if has_state(config):  # such a model is causal, and needs no mask
+        masks[""] = None
+    windows = {} if has_state(config) else layer_windows(config)
+    for kind, window in windows.items():
         # A row for each query, which sees the keys from its first to before its last
         queries, keys = torch.arange(length)[:, None], torch.arange(length)
         sees_all = (queries >= block_start) & (not model.sbd_config.causal_block)
@@ -45,12 +49,13 @@ def full_logits(model: SBDModel, tokens: list[int], block_start: int) -> Tensor:
         zero_or_least = torch.where(allowed, zero, torch.finfo(zero.dtype).min)
         masks[kind] = zero_or_least[None, None].to(model.device)
     positions = torch.arange(length, device=model.device)[None]
+    more = {} if "cache_params" in inspect.signature(model.model.forward).parameters else {"position_ids": positions}
     with block_only(model.model, positions >= block_start):
         output = model.model(
             input_ids=torch.tensor([tokens], device=model.device),
-            position_ids=positions,
             attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
             use_cache=False,
+            **more,
         )
     logits: Tensor = output.logits[0].float().cpu()
     if model.sbd_config.mask_token_id is not None:

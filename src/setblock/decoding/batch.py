@@ -21,6 +21,7 @@ from setblock.decoding.drafts.shorten import (
     checks_draft,
     draft_lengths_of,
     new_history,
+    settling_schedules,
     shortened_schedules,
 )
 from setblock.decoding.settings.resolve import CheckedRows
@@ -143,9 +144,14 @@ class Batch:
         if self.chosen is None:
             whole = self.whole_schedules(runner)
             self.chosen = ChosenLengths(whole, None)
-            if self.state.params.adapts_drafts:
+            if self.state.params.adapts_drafts or runner.most_refed is not None:
                 found = shortened_schedules(
-                    draft_lengths_of(self.model), self.drafts, whole, self.state, runner, is_static=is_static
+                    draft_lengths_of(self.model),
+                    self.drafts,
+                    settling_schedules(whole, self.state.params.rows, runner),
+                    self.state,
+                    runner,
+                    is_static=is_static,
                 )
                 pairs = list(zip(found, whole, strict=True))
                 cut = [each.drafted if each.drafted < full.drafted else -1 for each, full in pairs]
@@ -184,13 +190,16 @@ class Batch:
         if not is_ahead:
             self.feeds(schedules)
         if is_timed:
+            size = _size(plan, schedules, runner)
             lengths.clock.start(device)
         inputs = compiled(prepare_inputs)(self.state, plan)
         logits, self.next_schedules, self.chosen = runner.logits(inputs), None, None
         step = update(self.state, inputs, logits, self.policy, compiled=compiled)
         if is_timed:
-            for (rows, tokens), seconds in lengths.clock.stop(device, _size(plan, schedules, runner)):
+            for (rows, tokens), seconds in lengths.clock.stop(device, size):
                 lengths.times(pass_kind(runner), rows).update(tokens, seconds)
+        if runner.most_refed is not None:
+            self.state.feed_blocks()
         return step
 
     @torch.inference_mode()
@@ -279,9 +288,11 @@ class Batch:
 
 def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> tuple[int, int]:
     """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
-    fed = [scheduled.tokens for scheduled in schedules if scheduled.tokens]
-    if runner.pads or plan.is_fixed:
+    fed = [each.tokens + runner.refed(row, each.start) for row, each in enumerate(schedules) if each.tokens]
+    if plan.is_fixed:
         return len(fed), runner.computed(len(plan.rows) * plan.queries)
+    if runner.pads:
+        return len(fed), runner.computed(len(plan.rows) * max(fed))
     return len(fed), runner.computed(sum(fed))
 
 
@@ -347,6 +358,7 @@ class StaticBatch(Batch):
         return (
             devices.waits(self.state.tokens.device)
             and self.runner.fuses_commit
+            and self.runner.most_refed is None
             and not self.policy.constraints.listening
             and tokens <= FREE_TOKENS
         )

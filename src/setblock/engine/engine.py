@@ -280,6 +280,8 @@ class Engine:
         self._load()
         if (chosen := self._batch.chosen) is None or chosen.requested is not None:
             self._batch_is_newer = True  # drafts may be cut
+        if self._runner.most_refed is not None:  # it is asked about rows by their numbers
+            self._place()
         return self._batch.schedules(self._runner)
 
     def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:

@@ -39,6 +39,7 @@ from setblock.model.protocol.runtime import PagedRunner
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import CompiledModel, PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
+from setblock.model.runners.state_runner import StateRunner
 from setblock.model.runners.static_passes import StaticPasses
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
@@ -109,7 +110,15 @@ class SBDModel:
 
         Args:
             backend: the backend of `torch.compile`.
+
+        Raises:
+            SetBlockError: the model keeps a recurrent state.
         """
+        if plan_of(self.model).keeps_state:
+            raise SetBlockError(
+                f"{self.model.config.model_type} keeps a recurrent state, and can't be compiled: its passes have all sizes; "
+                "leave out --compile"
+            )
         self.compiled = CompiledModel(self.model, backend=backend)
 
     def prepack(self) -> None:
@@ -132,12 +141,20 @@ class SBDModel:
             join_adapted(self.model)
             prepack(self.model)
 
-    def runner(self, *, rows: int, capacity: int) -> PaddedRunner:
+    def runner(self, *, rows: int, capacity: int) -> PaddedRunner | StateRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         with lock_of(self.model):  # a pass in another thread changes the config that a runner reads
+            if plan_of(self.model).keeps_state:
+                runner = self._state_runner(pages=rows, page_tokens=capacity, rows=rows)
+                runner.place([[row] for row in range(rows)], range(rows))
+                return runner
             return PaddedRunner(self.model, rows=rows, capacity=capacity, compiled=self.compiled)
 
-    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner:
+    def _state_runner(self, *, pages: int, page_tokens: int, rows: int) -> StateRunner:
+        together = plan_of(self.model).together
+        return StateRunner(self.model, pages=pages, page_tokens=page_tokens, rows=rows, together=together)
+
+    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner | StateRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`. Raise `SetBlockError` if the model is compiled, or its attention
         can't be computed for packed requests."""
         if self.compiled is not None:
@@ -148,11 +165,14 @@ class SBDModel:
         if reason := plan_attention(self.model).unpackable:
             raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
         with lock_of(self.model):
+            if plan_of(self.model).keeps_state:
+                return self._state_runner(pages=pages, page_tokens=page_tokens, rows=rows)
             return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
     def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticPasses:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
-        assert isinstance(runner, PackedRunner)
+        if not isinstance(runner, PackedRunner):
+            raise SetBlockError("passes of a model with a recurrent state can't be captured: leave out cuda_graphs")
         return StaticPasses(runner, rows=rows, positions=positions)
 
     def prepare_for_training(
@@ -176,6 +196,11 @@ class SBDModel:
             SetBlockError: its weights are prepacked or quantised in a way that excludes training, it has an adapter, or its
                 architecture cannot be trained.
         """
+        if plan_of(self.model).keeps_state and not causal_block:
+            raise SetBlockError(
+                f"{self.model.config.model_type} keeps a recurrent state, so that its blocks are causal: set block_attention: "
+                "causal"
+            )
         if reason := plan_of(self.model).untrainable:
             raise SetBlockError(f"{self.model.config.model_type} can be decoded in blocks, but not trained: {reason}")
         self._refuse_changed("trained", allowed="nf4")

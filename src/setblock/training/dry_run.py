@@ -32,7 +32,7 @@ from setblock.data.tasks import is_task
 from setblock.data.texts.records import check_texts, local_files
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, warn
-from setblock.model.attention.attention import LAYERED
+from setblock.model.attention.attention import LAYERED, has_state
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.loading.loading import has_tokenizer, load_config
 from setblock.model.sbd_model import SBDModel
@@ -105,6 +105,8 @@ def dry_run(recipe: Recipe, args: SBDConfig, *, gpus: int, peak: float, share: f
     if recipe.data.tokenised is None:
         check_texts(recipe.data)  # checked first: the rest may take long
     config, tokenizer = _start(recipe)
+    if has_state(config):
+        raise SetBlockError(f"what {config.model_type} needs can't be estimated: it keeps a recurrent state")
     context, steps, batch = context_length_of(config), args.max_steps, args.per_device_train_batch_size
     rows = _rows(recipe, tokenizer, context, are_counted=steps <= 0)
     sample = RowSample.of(recipe, args, rows, context_length=context)

@@ -10,6 +10,7 @@ from setblock.data.corpus.corpus import DocumentLimits
 from setblock.data.corpus.tokenised import rows_of
 from setblock.data.packing import IGNORE, RowDataset, as_batch
 from setblock.errors import ParameterError, SetBlockError
+from setblock.model.attention.attention import has_state
 from setblock.model.loading.loading import load_generation_config
 from setblock.model.protocol.sbd_config import read_sbd_config
 from setblock.model.sbd_model import end_of_text_ids_of, with_closing_ids
@@ -27,6 +28,11 @@ def inspected_row(
     row, and `SetBlockError` if the model's tokenizer can't be loaded, or the data can't be read."""
     # 1. The rows
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
+    if has_state(config):
+        raise SetBlockError(
+            f"{config.model_type} keeps a recurrent state, and is trained on rows of one block, which can't be shown: inspect "
+            "the data with another model"
+        )
     sbd_config, context_length = read_sbd_config(config), context_length_of(config)
     vocabulary = max(config.get_text_config().vocab_size, len(tokenizer))
     forbidden = sbd_config.mask_token_id if sbd_config else None

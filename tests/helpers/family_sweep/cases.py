@@ -67,6 +67,10 @@ NEEDED: dict[str, dict[str, Any]] = {
     "gemma4_text": {"num_hidden_layers": 6},
     "gemma4_unified_text": {"num_hidden_layers": 6},
     **{name: {"text_config": {"num_hidden_layers": 6}} for name in ("gemma4", "gemma4_unified")},
+    "bamba": {"attn_layer_indices": [1]},
+    "falcon_h1": {"mamba_n_heads": 16, "mamba_d_head": 64, "mamba_d_ssm": 1024},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16, "num_hidden_layers": 32},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2},
 }  # fmt: skip
 
@@ -111,6 +115,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"is_encoder_decoder": False, "is_decoder": True, "encoder_layers": 1, "decoder_layers": 3},
     ),
     "bert (untied)": ("bert", {"is_decoder": True, "tie_word_embeddings": False}),
+    "lfm2 (convolutions)": ("lfm2", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
+    "lfm2_moe (convolutions)": ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4}),
     "qwen2 (sliding)": ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}),
 }
 

@@ -57,7 +57,12 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> str:
 
 REASONS = {
     "is an encoder-decoder": "encoder-decoder",
-    "recurrent state": "recurrent state",
+    "outside of Transformers' cache": "a recurrent state outside of Transformers' cache",
+    "which can't be put back": "a cache that can't be put back",
+    "a cache that is put back": "a cache that can't be put back",
+    "from a state": "other logits from a recurrent state",
+    "from their states": "other logits from a recurrent state",
+    "state was put back": "other logits from a recurrent state",
     "ALiBi": "ALiBi",
     "layer type": "layers that are neither full nor sliding-window attention",
     "change with the tokens that follow": "a token's logits change with what follows it",

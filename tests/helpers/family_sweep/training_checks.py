@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,23 +10,27 @@ from family_sweep.answers import decoded, settings
 from family_sweep.cases import CONTEXT
 from family_sweep.outcome import WrongError
 from setblock.data.packing import Document, RowDataset, as_batch, pack
+from setblock.model.attention.attention import plan_of
 from setblock.model.attention.document_attention import document_attention
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 from setblock.training.adapter import AdapterSection, add_adapter
-from setblock.training.inputs.doubled import doubled_inputs, ntp_inputs
+from setblock.training.inputs.cut_rows import cut_inputs
+from setblock.training.inputs.doubled import doubled_inputs, noisy_halves, ntp_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits, training_loss
 
 
 def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
     """The next-token loss of packed rows is Transformers' own, and three steps change the model."""
-    mask = sbd.prepare_for_training(block_sizes=[4, 16], logit_shift=False).mask_token_id
+    keeps_state = plan_of(sbd.model).keeps_state
+    prepared = sbd.prepare_for_training(block_sizes=[4, 16], logit_shift=False, causal_block=keeps_state)
+    mask = prepared.mask_token_id
     assert mask is not None
     documents = [Document(prompt, [True] * len(prompt)) for prompt in prompts if len(prompt) > 1]
     rows = RowDataset(pack(documents, row_length=max(map(len, prompts)) + 12, pad_token_id=0))
     batch = as_batch([rows[number] for number in range(len(rows))], pad_token_id=0)
-    inputs = ntp_inputs(batch)
+    inputs = cut_inputs(batch, [], copies=1, logit_shift=False, seed=(0,)) if keeps_state else ntp_inputs(batch)
     with torch.no_grad():
         logits = training_logits(sbd.model, inputs, inputs.ntp.index)
         found = float(torch.nn.functional.cross_entropy(logits.float(), inputs.ntp.token_ids, reduction="sum"))
@@ -39,16 +44,18 @@ def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
     before = {name: weight.detach().clone() for name, weight in sbd.model.named_parameters()}
     optimizer = torch.optim.SGD([p for p in sbd.model.parameters() if p.requires_grad], lr=1e-3)
     for step in range(3):
-        doubled = doubled_inputs(
-            batch,
-            block_size=4,
-            noising=Noising(),
-            logit_shift=False,
-            noise_ids=range(mask, mask + 1),
-            end_of_text_id=0,
-            context_length=sbd.context_length or CONTEXT,
-            seed=(0, step),
-        )
+        noise: dict[str, Any] = {
+            "block_size": 4,
+            "noising": Noising(),
+            "noise_ids": range(mask, mask + 1),
+            "end_of_text_id": 0,
+            "context_length": sbd.context_length or CONTEXT,
+            "seed": (0, step),
+        }
+        if keeps_state:
+            doubled = cut_inputs(batch, noisy_halves(batch, **noise), copies=1, logit_shift=False, seed=(0, step))
+        else:
+            doubled = doubled_inputs(batch, logit_shift=False, **noise)
         with document_attention(sbd.model):
             loss = training_loss(sbd.model, doubled, head=None, ntp_weight=1.0, matp_weight=1.0)
             total = loss.total / loss.ntp_count
@@ -65,7 +72,7 @@ def check_training(sbd: SBDModel, prompts: Sequence[list[int]]) -> None:
 def check_adapter(folder: Path, prompts: Sequence[list[int]], new: int) -> None:
     """An adapter on the future block alone leaves next-token decoding what it is."""
     sbd = load(folder)
-    sbd.prepare_for_training(block_sizes=[4], logit_shift=False)
+    sbd.prepare_for_training(block_sizes=[4], logit_shift=False, causal_block=plan_of(sbd.model).keeps_state)
     wanted = decoded(sbd, prompts[:2], settings("ntp", new))
     add_adapter(sbd, AdapterSection(only_noisy=True))
     with torch.no_grad():

@@ -124,6 +124,8 @@ class PassShape:
     padded_rows: int = 0  # that are computed, where all have as many
     fuses_commit: bool = True  # as in `Runner`
     computed: Callable[[int], int] = int  # as in `Runner`
+    # Known tokens that each row is fed again, if the cache can't be cut back: all until it is fed no draft and no block
+    refed: Sequence[int] | None = None
 
 
 @dataclass
@@ -177,6 +179,9 @@ class DraftLengths:
         this = drafted + fed if shape.fuses_commit else drafted  # else a block has a pass of its own
         new = _chance(reached, lengths) * (fed - 1).clip(0)
         more = np.stack([this, this + new, fed])  # the next pass has about as many other tokens
+        if shape.refed is not None:
+            known = shape.refed + reached.cumsum(axis=1)[np.arange(len(reached)), drafted]
+            more += np.stack([np.broadcast_to(shape.refed, this.shape), known * (this > 0), np.zeros(this.shape)])
         total = shape.others + len(reached) + more.sum(axis=2)  # [3, C]
         if shape.widths is not None:
             needed, widths = 1 + more.max(axis=2), np.asarray(shape.widths)

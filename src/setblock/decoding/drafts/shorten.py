@@ -125,10 +125,16 @@ def shortened_schedules(
         return list(schedules)
     # 1. What each row may draft, and what else is in the pass
     params, has_blocks = state.params.rows, state.params.sbd_config is not None
-    drafts = [history.draft(schedules[row], params[row], has_blocks=has_blocks) for row, history in choosing.items()]
+    drafts = [
+        history.draft(schedules[row], params[row], has_blocks=has_blocks and schedules[row].fed_size != 0)
+        for row, history in choosing.items()
+    ]
+    refed = [runner.refed(row, scheduled.start) if scheduled.tokens else 0 for row, scheduled in enumerate(schedules)]
     fed, is_fixed = [scheduled for scheduled in schedules if scheduled.tokens], runner.fixed_keys is not None
     others = [
-        scheduled.tokens for row, scheduled in enumerate(schedules) if row not in choosing and not scheduled.is_prefill
+        scheduled.tokens + refed[row]
+        for row, scheduled in enumerate(schedules)
+        if row not in choosing and not scheduled.is_prefill
     ]
     shape = PassShape(
         kind="captured" if is_static else pass_kind(runner),
@@ -136,6 +142,7 @@ def shortened_schedules(
         others=sum(others),
         fuses_commit=runner.fuses_commit,
         computed=runner.computed,
+        refed=None if runner.most_refed is None else [refed[row] for row in choosing],
     )
     if is_static:
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
@@ -152,6 +159,23 @@ def shortened_schedules(
         history.whole = whole
         if length.fed or whole.kinds or whole.tokens > 1 or not runner.fuses_commit:
             found[row] = _with_length(whole, length, params[row], fuses_commit=runner.fuses_commit)
+    return found
+
+
+def settling_schedules(
+    schedules: Sequence[RowSchedule], params: Sequence[RequestParams], runner: Runner
+) -> list[RowSchedule]:
+    """Return the schedules with no block in rows that are fed many known tokens again, so that the cache can keep their state
+    after the pass. It is lost if a draft is wrong: with twice as many, they have no draft either."""
+    found = list(schedules)
+    for row, (scheduled, each) in enumerate(zip(schedules, params, strict=True)):
+        if scheduled.is_prefill or runner.most_refed is None or not scheduled.start < scheduled.block_start:
+            continue
+        most, refed = max(runner.most_refed, 2 * each.block_size), runner.refed(row, scheduled.start)
+        if refed >= 2 * most and each.settings.method == "exact":
+            found[row] = _with_length(scheduled, DraftLength(0, 0), each, fuses_commit=True)
+        elif refed >= most:
+            found[row] = scheduled._replace(end=min(scheduled.end, scheduled.block_start), fed_size=0)
     return found
 
 

@@ -50,7 +50,7 @@ def open_state(
             start=start,
             end=end,
             needed_end=end.clone(),
-            fed_size=torch.zeros_like(start) if sbd_config is None else params.block_size.masked_fill(params.is_ntp, 0),
+            fed_size=params.fed_size.clone(),
             passes=torch.zeros_like(start),
             revealed=places.bool(),
             kinds=places,

@@ -30,7 +30,7 @@ NO_TOKEN = -1
 
 
 INTEGERS = (
-    *("prompt_length", "limit", "block_size", "is_ntp", "is_exact", "prompt_lookup"),
+    *("prompt_length", "limit", "block_size", "is_ntp", "is_sbd", "is_exact", "prompt_lookup"),
     *("seeds", "top_k", "first_end"),
 )
 NUMBERS = ("temperature", "top_p", "min_p", "penalty")
@@ -54,7 +54,7 @@ class Columns:
             first_end = each.prompt_length + settings.min_new_tokens
             integers.append(
                 [
-                    *(each.prompt_length, each.limit, each.block_size, method == "ntp"),
+                    *(each.prompt_length, each.limit, each.block_size, method == "ntp", method == "sbd"),
                     *(
                         method == "exact",
                         settings.prompt_lookup or 0,
@@ -112,6 +112,11 @@ class BatchParams:
         self.ends = columns.ends  # [B, E]
         self.block_size = columns.integer("block_size")
         self.is_ntp = columns.integer("is_ntp") > 0  # [B] bool, one token a pass
+        self.is_sbd = columns.integer("is_sbd") > 0  # [B] bool
+        # [B] tokens of a block that a row is fed
+        self.fed_size = (
+            torch.zeros_like(self.block_size) if sbd_config is None else self.block_size.masked_fill(self.is_ntp, 0)
+        )
         self.is_exact = columns.integer("is_exact") > 0  # [B] bool, blocks are drafts
         self.prompt_lookup = columns.integer("prompt_lookup")  # [B] as in the settings
         self.seeds = columns.integer("seeds")  # [B] of each row's draws
@@ -123,7 +128,9 @@ class BatchParams:
         # Whether all rows are exact; whether none is ever fed a block; whether all are always fed whole blocks
         self.is_all_exact = methods == {"exact"}
         self.is_all_causal = sbd_config is None or methods == {"ntp"}
-        self.feeds_whole = sbd_config is not None and not self.has_ntp and not self.adapts_drafts
+        # Whether a row may be fed no block, see `feed_blocks`
+        self.may_skip_blocks = sbd_config is not None and sbd_config.causal_block
+        self.feeds_whole = not (sbd_config is None or self.has_ntp or self.adapts_drafts or self.may_skip_blocks)
         # The most alternatives of a token that a row reports; None if no row keeps log-probabilities
         self.num_alternatives = max((n for each in rows if (n := each.settings.logprobs) is not None), default=None)
 
@@ -228,8 +235,8 @@ class BatchState:
 
     @property
     def is_causal(self) -> Tensor:
-        """Rows that are not fed a block now, [B] bool."""
-        return self.block.fed_size == 0
+        """Rows that are not fed a block now, and predict a token all the same, [B] bool."""
+        return (self.block.fed_size == 0) & ~self.params.is_sbd
 
     @property
     def is_prefill(self) -> Tensor:
@@ -329,6 +336,10 @@ class BatchState:
         answer.stop_end = torch.where(is_cut, self.params.limit, answer.stop_end)  # a drafted end that was cut
         answer.text_end = torch.where(is_cut, start, answer.text_end)
         self._open_blocks(is_cut, start)
+
+    def feed_blocks(self) -> None:
+        """Let the next pass feed each row a block, after one that fed some of them none."""
+        self.block.fed_size = self.params.fed_size
 
     def _open_blocks(self, rows: Tensor, start: Tensor) -> None:
         """Place the blocks of `rows` [B] bool at `start` [B], and mask all their positions."""

@@ -108,7 +108,8 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
     wanted, target = inputs.wanted, inputs.targets
-    if plan.is_prefill is not None or not plan.fuses_commit:  # otherwise all wanted outputs
+    # Otherwise all wanted outputs
+    if plan.is_prefill is not None or not plan.fuses_commit or state.params.may_skip_blocks:
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
         if plan.is_prefill is not None:
             predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.params.prompt_length)))

@@ -121,8 +121,9 @@ def _updated(layer: Any, gate: Gate, base: nn.Module, args: tuple[Any, ...], out
         add: Any = _AddedUpdate.apply
         updated: Tensor = add(output, gate.gated(gate.rows(inside)), second.weight.to(output.dtype), scaling)
         return updated
-    summed: Tensor = output + gate.gated(gate.rows(second(inside))).view_as(output) * scaling
-    return summed.to(output.dtype)
+    summed = output.flatten(0, -2).to(torch.promote_types(output.dtype, inside.dtype), copy=True)  # [N, D]
+    gate.rows(summed).add_(gate.gated(gate.rows(second(inside))), alpha=scaling)
+    return summed.view_as(output).to(output.dtype)
 
 
 def check_output(output: Any, base: nn.Module) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, LinearAttentionCacheLayerMixin
 
 from setblock.masks import MaskForm
 
@@ -32,6 +33,8 @@ class AttentionPlan:
     unpackable: str | None = None  # why requests can't be packed in one row, as `PackedRunner` does, or None
     context: int | None = None  # the most positions for which the plan holds; None without a limit
     context_reason: str | None = None  # the reason for that limit
+    keeps_state: bool = False  # whether its cache has a recurrent state, which is put back and not cut (`StateRunner`)
+    together: bool = True  # whether such a model may be called for several rows at once
 
 
 def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:
@@ -54,7 +57,16 @@ def plan_of(model: PreTrainedModel) -> AttentionPlan:
         return plan
     name: str = model.config.get_text_config()._attn_implementation
     usual = next((usual for usual, ours in LAYERED.items() if ours == name), "sdpa" if name.startswith(OURS) else name)
+    if has_state(model.config):
+        return AttentionPlan(usual, grouped=False, by_document=False, keeps_state=True)
     return AttentionPlan(usual, grouped=usual == "sdpa", by_document=usual in LAYERED)
+
+
+def has_state(config: PretrainedConfig) -> bool:
+    """Return whether a model's cache has layers with a recurrent state."""
+    types = getattr(config.get_text_config(), "layer_types", None) or ()
+    kinds = [DYNAMIC_LAYER_TYPE_MAPPING.get(each) for each in types]
+    return any(kind is not None and issubclass(kind, LinearAttentionCacheLayerMixin) for kind in kinds)
 
 
 def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:

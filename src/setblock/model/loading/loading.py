@@ -27,13 +27,14 @@ from setblock.heap import keep_freed_memory
 from setblock.model.adapter.adapted import load_adapter
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.files import CONFIG_NAME, WEIGHTS_NAME, adapter_sbd_config, read_lora
-from setblock.model.attention.attention import layer_windows
+from setblock.model.attention.attention import has_state, layer_windows
 from setblock.model.loading import gguf
 from setblock.model.loading.named import BUNDLED_MODEL, resolved
 from setblock.model.loading.source import check_source
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, draft_text_of, read_texts
 from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config
+from setblock.model.runners.state_runner import StateCaches
 from setblock.model.sbd_model import SBDModel
 from setblock.model.weights import Quantization, four_bits, quantize
 
@@ -284,14 +285,17 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
     if config.is_encoder_decoder:
         raise SetBlockError(f"{name} is an encoder-decoder; set block decoding needs a decoder-only causal LM")
     auto = _auto_class(config)
-    if getattr(auto._model_mapping.get(type(config), None), "_is_stateful", False):
+    text = config.get_text_config()
+    is_stateful = getattr(auto._model_mapping.get(type(config), None), "_is_stateful", False)
+    if is_stateful and not has_state(config):
         raise SetBlockError(
-            f"{name} keeps a recurrent state (state-space or linear attention), which can't attend within a block in both "
-            "directions, nor take back a rejected token"
+            f"{name} keeps a recurrent state outside of Transformers' cache, where it can't be put back"
         )
     with prefixed(name, ValueError):
-        text = config.get_text_config()
-        layer_windows(text)
+        if has_state(config):
+            StateCaches(config)
+        else:
+            layer_windows(text)
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
         raise SetBlockError(f"{name} uses ALiBi, which ignores position ids; set block decoding needs them")
 

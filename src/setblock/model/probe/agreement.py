@@ -47,15 +47,15 @@ class Expected:
         # The tokens [start + block] of each row
         self.rows = [torch.randint(1, 64, (start + _BLOCK,), generator=generator).to(model.device) for start in _START]
         # For each row, the logits [start + block, V] of a plain pass, and [block, V] of a block with bidirectional attention
-        self.causal = [_plain(model, row) for row in self.rows]
+        self.causal = [plain_logits(model, row) for row in self.rows]
         self.block: list[Tensor] = []
         for row, first, plain in zip(self.rows, _FIRST, self.causal, strict=True):
             difference = "the logits of a token change with the tokens that follow it"
-            _compare(_plain(model, row[:first]), plain[:first], difference)
+            compare(plain_logits(model, row[:first]), plain[:first], difference)
         for row, start, plain in zip(self.rows, _START, self.causal, strict=True):
             masked = _masked(model, row, start)
             difference = "it gives other logits with a 4D mask and position ids than without"
-            _compare(masked[:start], plain[:start], difference)
+            compare(masked[:start], plain[:start], difference)
             if torch.equal(masked[start], plain[start]):
                 raise DisagreementError("it ignores a mask that lets a token attend to later ones")
             self.block.append(masked[start:])
@@ -123,7 +123,7 @@ def check_training(model: PreTrainedModel, expected: Expected) -> None:
         logits = logits_at(model, both, input_ids=ids, position_ids=positions, attention_mask=mask, **more)
     for number, here, wanted, where in places:
         found = logits.view(2, length, -1)[number, here]
-        _compare(found, wanted, f"under the training mask, it gives other logits {where}")
+        compare(found, wanted, f"under the training mask, it gives other logits {where}")
 
 
 def _step(
@@ -136,19 +136,33 @@ def _step(
     where: str,
 ) -> None:
     """Feed each of `rows` from its start to its end in one pass, the last tokens as a block."""
-    device = expected.rows[0].device
     schedules = [RowSchedule(starts[row], ends[row], ends[row] - blocks[row], is_prefill=False) for row in rows]
-    start, end, block_start = torch.tensor([scheduled[:3] for scheduled in schedules], device=device).T[
-        ..., None
-    ]  # [A, 1]
+    inputs = schedule_input([expected.rows[row] for row in rows], schedules, rows, batch=BATCH)
+    found = runner.logits(inputs)
+    logits = found if found.dim() == 2 else found[inputs.is_real]
+    wanted = [
+        torch.cat(
+            [expected.causal[row][scheduled.start : scheduled.block_start], expected.block[row][: scheduled.in_block]]
+        )
+        for row, scheduled in zip(rows, schedules, strict=True)
+    ]
+    compare(logits, torch.cat(wanted), f"it gives other logits {where}")
+
+
+def schedule_input(
+    tokens: Sequence[Tensor], schedules: Sequence[RowSchedule], rows: Sequence[int], *, batch: int
+) -> ModelInput:
+    """Return the inputs of a pass over some rows of a batch, by their `tokens` from position 0 on. All outputs are wanted."""
+    device = tokens[0].device
+    start, end, block_start = torch.tensor([each[:3] for each in schedules], device=device).T[..., None]  # [A, 1]
     columns = torch.arange(max(scheduled.tokens for scheduled in schedules), device=device)  # [Q]
     positions = start + columns  # [A, Q]
     is_real = positions < end
     safe = positions.masked_fill(~is_real, 0)
-    inputs = ModelInput(
+    return ModelInput(
         plan=PassPlan(
             rows=torch.tensor(list(rows), device=device),
-            batch=BATCH,
+            batch=batch,
             ends=end[:, 0],
             queries=len(columns),
             width=len(columns),
@@ -157,7 +171,7 @@ def _step(
             sees_all=len(schedules) == 1 and schedules[0].sees_all,
             schedules=schedules,
         ),
-        tokens=torch.stack([expected.rows[row][safe[number]] for number, row in enumerate(rows)]),
+        tokens=torch.stack([each[here] for each, here in zip(tokens, safe, strict=True)]),
         positions=safe,
         block_start=block_start[:, 0],
         is_real=is_real,
@@ -165,18 +179,10 @@ def _step(
         wanted=is_real,
         targets=positions,
     )
-    found = runner.logits(inputs)
-    logits = found if found.dim() == 2 else found[is_real]
-    wanted = [
-        torch.cat(
-            [expected.causal[row][scheduled.start : scheduled.block_start], expected.block[row][: scheduled.in_block]]
-        )
-        for row, scheduled in zip(rows, schedules, strict=True)
-    ]
-    _compare(logits, torch.cat(wanted), f"it gives other logits {where}")
 
 
-def _plain(model: PreTrainedModel, row: Tensor, **more: Any) -> Tensor:
+def plain_logits(model: PreTrainedModel, row: Tensor, **more: Any) -> Tensor:
+    """Return the logits [T, V] of an uncached pass over one row [T]."""
     logits: Tensor = model(input_ids=row[None], use_cache=False, **more).logits[0].float()
     return logits
 
@@ -191,12 +197,12 @@ def _masked(model: PreTrainedModel, row: Tensor, start: int) -> Tensor:
         queries=len(row),
         keys=len(row),
     )
-    return _plain(model, row, position_ids=positions, attention_mask=mask)
+    return plain_logits(model, row, position_ids=positions, attention_mask=mask)
 
 
-def _compare(found: Tensor, wanted: Tensor, difference: str) -> None:
+def compare(found: Tensor, wanted: Tensor, difference: str, *, tolerance: float = _TOLERANCE) -> None:
     """Raise `DisagreementError`, which names `difference`, if the logits [T, V] differ."""
     distance = (found.float() - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp(min=1e-6)
     worst = float(distance.max())
-    if not worst <= _TOLERANCE:  # also true for NaN
+    if not worst <= tolerance:  # also true for NaN
         raise DisagreementError(f"{difference} (by {worst:.2g} of their size)")

@@ -15,12 +15,14 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError, one_line, prefixed
 from setblock.locks import one_at_a_time
-from setblock.model.attention.attention import AttentionPlan, planned, set_plan
+from setblock.model.attention.attention import AttentionPlan, has_state, plan_of, planned, set_plan
 from setblock.model.probe.agreement import BATCH, CAPACITY, DisagreementError, Expected, check_decoding, check_training
 from setblock.model.probe.small_copy import Threshold, run_text, small_copy, thresholds_of, with_low
+from setblock.model.probe.states import check_states
 from setblock.model.protocol.runtime import Runner
 from setblock.model.runners.forward import PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
+from setblock.model.runners.state_runner import StateRunner
 
 _T = TypeVar("_T")
 
@@ -31,6 +33,8 @@ _ORIGIN = frozenset({"_name_or_path", "architectures", "setblock", "transformers
 _SAME = 1e-3  # relative, of float32 logits
 _STORED_TOLERANCE = 0.3  # relative; errors of eight-bit weights are smaller
 _PAGE = 4  # tokens
+_PAGES = -(-CAPACITY // _PAGE)  # of a row
+_OUT_OF_ORDER = [range(row, BATCH * _PAGES, BATCH) for row in reversed(range(BATCH))]  # the pages of rows, on purpose
 
 
 @one_at_a_time()
@@ -106,6 +110,8 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
     found = _run(lambda: run_text(small))
     if not float((found - wanted).norm()) <= _SAME * float(wanted.norm()):
         raise DisagreementError(f"its {implementation} attention gives other logits than its {own} attention")
+    if has_state(small.config):
+        return _with_state(small, plan)
     expected = _run(lambda: Expected(small))
     decoding = [replace(plan, grouped=way) for way in ways]
     plan = _first_right(
@@ -123,11 +129,24 @@ def _tried(small: PreTrainedModel, implementation: str, own: str) -> AttentionPl
     return plan
 
 
+def _with_state(small: PreTrainedModel, plan: AttentionPlan) -> AttentionPlan:
+    """Return the plan of a model with a recurrent state; `DisagreementError` as above."""
+    plans = [replace(plan, keeps_state=True, together=way) for way in (True, False)]
+
+    def check() -> None:
+        runner = StateRunner(
+            small, pages=BATCH * _PAGES, page_tokens=_PAGE, rows=BATCH, together=plan_of(small).together
+        )
+        runner.place(_OUT_OF_ORDER, range(BATCH))
+        check_states(runner, small)
+
+    failure = "it takes no position ids, or a cache that is put back"
+    return _first_right(small, plans, lambda: _run(check, failure=failure))
+
+
 def _packed(model: PreTrainedModel) -> Runner:
-    pages = -(-CAPACITY // _PAGE)
-    runner = PackedRunner(model, pages=BATCH * pages, page_tokens=_PAGE)
-    rows = [range(row, BATCH * pages, BATCH) for row in reversed(range(BATCH))]  # out of order, on purpose
-    runner.place(rows, range(BATCH))
+    runner = PackedRunner(model, pages=BATCH * _PAGES, page_tokens=_PAGE)
+    runner.place(_OUT_OF_ORDER, range(BATCH))
     return runner
 
 

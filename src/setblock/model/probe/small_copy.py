@@ -31,7 +31,7 @@ _COUNT = re.compile(r"layer|head|group|top_?k|per_tok|codebook|stack|position|wi
 _HEAD_WIDTH = re.compile(r"head_?dim|head_size|dim_head|d_head")
 _TOKEN = re.compile(r"token_?(id|ids|index)$")
 _NO_THRESHOLD = re.compile(r"head|layer|expert|hidden|intermediate|dim|rank")  # only to save time: these shape weights
-_CONTEXT = ("max_position_embeddings", "n_positions")
+_CONTEXT = ("max_position_embeddings", "n_positions", "model_max_length")
 
 
 class Threshold(NamedTuple):

@@ -168,6 +168,13 @@ class Runner(Protocol):
     # The positions of a row's cache, if every pass reads all of them so that passes have few sizes; else None
     fixed_keys: int | None = None
     compiled: Compile = staticmethod(identity)  # compiles the functions that run between passes of few sizes
+    # None if the cache can be cut back to any position. Else a row goes back to a settled one, where its pass begins: it is fed
+    # known tokens again, and no block where these are as many as this
+    most_refed: int | None = None
+
+    def refed(self, row: int, start: int) -> int:
+        """Return how many known tokens before `start` the next pass feeds a row of the batch again."""
+        return 0
 
     def computed(self, tokens: int) -> int:
         """Return the number of tokens that a pass computes when it is fed `tokens`: at least as many. It is more where only
@@ -194,8 +201,8 @@ class PagedRunner(Runner, Protocol):
 
 
 class StaticRunner(Protocol):
-    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `PagedRunner`: [R, Q] tokens of R rows, each
-    of which may see up to K keys.
+    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `PagedRunner`: [R, Q] tokens of R rows. Each
+    row may see up to K keys.
 
     A pass reads nothing on the host, copies nothing from it, and has no size that depends on values: it can be captured.
     """

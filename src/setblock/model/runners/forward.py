@@ -75,8 +75,6 @@ def logits_at(
     index: Tensor,
     *,
     input_ids: Tensor,
-    position_ids: Tensor,
-    attention_mask: AttentionMask | None,
     cache: Cache | None = None,
     wrapped: Callable[..., Any] | None = None,
     filled: Callable[[int], int] = int,
@@ -87,36 +85,44 @@ def logits_at(
 
     Args:
         model: the model itself.
-        input_ids, position_ids: [B, T].
-        attention_mask: from `setblock.masks.MaskForm.mask`. None for no mask: the attention must then be this package's, since
-            Transformers makes a mask for its own.
+        input_ids: [B, T].
         cache: the cache that the pass reads and writes; None for a pass without a cache.
         wrapped: called in place of the model, if a trainer has wrapped it or it was compiled.
         filled: maps the number of wanted outputs, one or more, to the number that the head computes. The last output is
             repeated where a head is slow, or gives other bits, for few outputs.
         take: receives the hidden states at `index`; the logits are those of the states that it returns.
-        more: further arguments for the attention function; Transformers passes on those that it does not use.
+        more: further arguments of the model: position_ids [B, T], and attention_mask from `setblock.masks.MaskForm.mask`. It is
+            None for no mask: the attention must then be this package's, since Transformers makes a mask for its own. The
+            attention function receives those that the model does not use.
     """
     wanted = len(index)
     if take is None:
         given = _FULL if _FEW < wanted < _FULL else filled(wanted)
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
+    cache_name = _cache_name(type(model))  # type: ignore[arg-type]  # mypy says that a class has no hash
+    if cache_name == "cache_params":  # a model without attention takes no positions
+        more.pop("position_ids", None)
     hook = _hook_of(model)
     hook.index, hook.take = index, take
     try:
         with nullcontext() if cache is None else _WITHOUT_CUDNN:
             output = (model if wrapped is None else wrapped)(
                 input_ids=input_ids,
-                position_ids=position_ids,
-                attention_mask=attention_mask,
-                past_key_values=cache,
                 use_cache=cache is not None,
+                **{cache_name: cache},
                 **more,
             )
     finally:
         hook.index = hook.take = None
     logits: Tensor = output.logits[0]
     return logits[:wanted]
+
+
+@cache
+def _cache_name(kind: type[PreTrainedModel]) -> str:
+    """Return the name of a model's argument for its cache."""
+    names = inspect.signature(kind.forward).parameters
+    return "cache_params" if "cache_params" in names else "past_key_values"
 
 
 class _WithoutCudnn:

@@ -18,7 +18,8 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from setblock.data.packing import IGNORE, as_batch
 from setblock.training.config import SBDConfig
-from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
+from setblock.training.inputs.cut_rows import cut_inputs
+from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, noisy_halves, ntp_inputs
 
 EVALUATION = 1 << 31
 """Replaces the step in an evaluation's seed, so that the noise is the same in every evaluation and differs from every
@@ -36,6 +37,7 @@ class SBDCollator(TrainerCallback):
     end_of_text_id: int  # also what rows are padded with
     context_length: int  # positions stay below it
     is_flat: bool = False  # join all rows into one without padding, which attention by documents allows
+    keeps_state: bool = False  # whether the model keeps a recurrent state, so that blocks are in rows of their own
     step: int | None = None  # of all batches; None: a batch's number decides its step
 
     def __post_init__(self) -> None:
@@ -45,17 +47,25 @@ class SBDCollator(TrainerCallback):
 
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """Return the inputs of one forward pass over `rows`; `step` seeds the noise."""
+        seed: tuple[int, ...] = (self.args.seed, step)
+        noise: dict[str, Any] = {
+            "block_size": block_size,
+            "noising": self.args,
+            "noise_ids": self.noise_ids,
+            "end_of_text_id": self.end_of_text_id,
+            "context_length": self.context_length,
+            "seed": seed,
+        }
+        if self.keeps_state:
+            halves = [] if self.args.objective == "ntp" else noisy_halves(rows, **noise)
+            copies, shift = self.args.noisy_copies, self.args.logit_shift
+            return cut_inputs(rows, halves, copies=copies, logit_shift=shift, seed=seed)
         if self.args.objective == "ntp":
             return ntp_inputs(rows, is_flat=self.is_flat)
         return doubled_inputs(
             rows,
-            block_size=block_size,
-            noising=self.args,
+            **noise,
             logit_shift=self.args.logit_shift,
-            noise_ids=self.noise_ids,
-            end_of_text_id=self.end_of_text_id,
-            context_length=self.context_length,
-            seed=(self.args.seed, step),
             idle_blocks=False,
             causal_block=self.args.block_attention == "causal",
             is_flat=self.is_flat,

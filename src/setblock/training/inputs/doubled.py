@@ -50,6 +50,7 @@ class TrainingInputs:
     # The runs of tokens of each row that are attended together, where attention does not use a mask over whole rows
     rows: tuple[RowRuns, ...]
     causal_block: bool = False  # as in `masks.train_mask`
+    matp_scale: float = 1.0  # how many masked tokens each target of `matp` counts for
 
     @property
     def clean_tokens(self) -> int:
@@ -78,7 +79,7 @@ class TrainingInputs:
         changed: dict[str, Any] = {
             name: Targets(change(value.index), change(value.token_ids)) if isinstance(value, Targets) else change(value)
             for name, value in vars(self).items()
-            if name not in ("rows", "causal_block")
+            if name not in ("rows", "causal_block", "matp_scale")
         }
         return replace(self, **changed)
 
@@ -117,22 +118,31 @@ def doubled_inputs(
         causal_block: as in `masks.train_mask`.
         is_flat: make one row of all, without padding: all clean tokens, then all noisy ones. Not for whole-row masks.
     """
-    arrays = {name: tensor.numpy() for name, tensor in rows.items()}
-    halves = [
-        noise_row(
-            **{name: arrays[name][b] for name in ("input_ids", "labels", "position_ids", "document_ids")},
-            block_size=block_size,
-            noising=noising,
-            noise_ids=noise_ids,
-            end_of_text_id=end_of_text_id,
-            context_length=context_length,
-            rng=np.random.default_rng((*seed, int(arrays["row_ids"][b]))),
-        )
-        for b in range(len(arrays["row_ids"]))
-    ]
-    halves = [_in_order(half, None if idle_blocks else _learned(half, logit_shift)) for half in halves]
+    halves = noisy_halves(
+        rows,
+        block_size=block_size,
+        noising=noising,
+        noise_ids=noise_ids,
+        end_of_text_id=end_of_text_id,
+        context_length=context_length,
+        seed=seed,
+    )
+    halves = [_in_order(half, None if idle_blocks else learned_tokens(half, logit_shift)) for half in halves]
     inputs = _side_by_side(rows, halves, logit_shift=logit_shift, end_of_text_id=end_of_text_id, is_flat=is_flat)
     return replace(inputs, causal_block=causal_block)
+
+
+def noisy_halves(rows: dict[str, Tensor], *, seed: tuple[int, ...], **options: Any) -> list[NoisyHalf]:
+    """Return the noisy half of each row [B, L]; `options` are those of `noise_row`, the others those of `doubled_inputs`."""
+    arrays = {name: tensor.numpy() for name, tensor in rows.items()}
+    return [
+        noise_row(
+            **{name: arrays[name][b] for name in ("input_ids", "labels", "position_ids", "document_ids")},
+            rng=np.random.default_rng((*seed, row_id)),
+            **options,
+        )
+        for b, row_id in enumerate(arrays["row_ids"].tolist())
+    ]
 
 
 def _side_by_side(
@@ -162,7 +172,7 @@ def _side_by_side(
             column[b, : len(half.input_ids)] = getattr(half, name)
 
     # 2. What it learns, and which clean outputs predict that, too. Documents are in a row by number
-    row, place = _learned(NoisyHalf(**columns), logit_shift).nonzero()  # [M]
+    row, place = learned_tokens(NoisyHalf(**columns), logit_shift).nonzero()  # [M]
     labels, document, position = (columns[name][row, place] for name in ("labels", "document_ids", "position_ids"))
     most = documents.max(initial=PADDING) + 1
     lengths = np.stack([np.bincount(each[each != PADDING], minlength=most) for each in documents])  # [B, documents]
@@ -211,7 +221,7 @@ def _as_one(rows: dict[str, Tensor], halves: Sequence[NoisyHalf]) -> tuple[dict[
     return one, [concatenated(numbered)]
 
 
-def _learned(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
+def learned_tokens(half: NoisyHalf, logit_shift: bool) -> np.ndarray:
     """Return [N] bool: whether each noisy token is to be predicted."""
     learned: np.ndarray = half.is_masked & (half.labels != IGNORE)
     return learned & (half.position_ids != half.block_starts) if logit_shift else learned

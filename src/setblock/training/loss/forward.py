@@ -83,6 +83,16 @@ def training_logits(
         clean_keys: the clean half's keys and values. A pass over that half fills them; one over the noisy half reads them.
         take: see `logits_at`.
     """
+    if plan_of(model).keeps_state:  # each row is causal, and padded behind its end
+        return logits_at(
+            model,
+            index,
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            attention_mask=None,
+            wrapped=wrapped,
+            take=take,
+        )
     length = inputs.input_ids.shape[1]
     first, end = inputs.columns(half)
     layout = Layout(model.config.get_text_config(), inputs.rows, half=half, clean_keys=clean_keys)

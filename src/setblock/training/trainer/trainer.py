@@ -93,6 +93,7 @@ class SBDTrainer(Trainer):
             end_of_text_id=sbd.end_of_text_ids[0],
             context_length=sbd.context_length or 1 << 30,
             is_flat=attends_runs(sbd.model),
+            keeps_state=plan_of(sbd.model).keeps_state,
         )
         model = sbd.model if adapter is None else add_adapter(sbd, adapter)
         if is_sharded(args):
@@ -177,7 +178,7 @@ class SBDTrainer(Trainer):
             inputs,
             head=self._head,
             ntp_weight=self.args.ntp_weight,
-            matp_weight=self.args.matp_weight / self.args.noisy_copies,
+            matp_weight=self.args.matp_weight / self.args.noisy_copies * inputs.matp_scale,
             wrapped=model,
             always_chunked=self.args.cross_entropy == "chunked",
             masked_loss=self.args.masked_loss,

@@ -1,0 +1,189 @@
+"""Models with a recurrent state: the cache is put back to its settled position, and nothing of a wrong draft, a mask token or
+padding is left in it."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+import answers
+from families import MODES, RECURRENT, tiny_model
+from measuring.plain import transformers_answer
+from naive import full_logits, naive_decode
+from running import Log, alone
+from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
+from setblock.decoding.generate import generate_batch, stream
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.engine import Engine
+from setblock.engine.limits import EngineLimits
+from setblock.engine.request import Request
+from setblock.model.protocol.draft_text import indexed
+from setblock.model.runners.state_runner import MOST_REFED
+from setblock.model.sbd_model import SBDModel
+
+NEW = 45  # tokens; more than are fed again at most, so that states are kept
+
+
+def recurrent_sbd(family: str, tokenizer: PreTrainedTokenizerBase, *, mode: str = "shifted") -> SBDModel:
+    """A random model of a family with causal blocks."""
+    sbd = SBDModel(tiny_model(family, vocab_size=len(tokenizer), initializer_range=0.2), tokenizer)
+    sbd.prepare_for_training(block_sizes=range(2, 17), causal_block=True, **MODES[mode])
+    sbd.end_of_text_ids = ()
+    return sbd
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
+def sbd(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
+    return recurrent_sbd(request.param, trained_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def wanted(sbd: SBDModel, prompts: list[list[int]]) -> list[list[int]]:
+    """The answers of Transformers' `generate`."""
+    mask = sbd.sbd_config.mask_token_id if sbd.sbd_config else None
+    return [
+        transformers_answer(sbd.model, prompt, max_new_tokens=NEW, eos_token_id=None, suppress_tokens=[mask])
+        for prompt in prompts
+    ]
+
+
+def exact(**others: Any) -> DecodingSettings:
+    return DecodingSettings(**({"method": "exact", "max_new_tokens": NEW, "block_size": 8} | others))
+
+
+@pytest.fixture
+def random_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose drafts by chance, and so that each length occurs."""
+    rng = random.Random(3)
+
+    def chosen(self: DraftLengths, rows: Sequence[RowDraft], shape: PassShape) -> list[DraftLength]:
+        return [DraftLength(rng.randint(0, len(row.reached)), rng.choice([0, row.size])) for row in rows]
+
+    monkeypatch.setattr(DraftLengths, "choose", chosen)
+
+
+@pytest.mark.parametrize("method", ["ntp", "exact"])
+@pytest.mark.parametrize("drafts", ["fixed", "adaptive"])
+def test_the_text_is_that_of_transformers(
+    sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]], method: Any, drafts: Any
+) -> None:
+    """Alone, and in a batch of prompts of several lengths; by no more passes than plain decoding."""
+    settings = exact(method=method, drafts=drafts)
+    for count in (1, len(prompts)):
+        found = generate_batch(sbd, prompts[:count], settings=settings)
+        assert [each.token_ids for each in found] == wanted[:count]
+        assert max(each.num_forwards for each in found) <= NEW
+
+
+@pytest.mark.usefixtures("random_drafts")
+def test_any_drafts_give_the_same_text(sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]]) -> None:
+    """Copies from a text that has half of each answer, so that drafts are right to somewhere."""
+    sbd.draft_text = indexed(answer[start : start + 9] for answer in wanted for start in range(0, NEW, 13))
+    try:
+        for lookup in (0, 2):
+            found = generate_batch(sbd, prompts, settings=exact(prompt_lookup=lookup))
+            assert [each.token_ids for each in found] == wanted
+    finally:
+        sbd.draft_text = None
+
+
+@pytest.mark.usefixtures("longest_drafts")
+def test_right_drafts_save_passes(sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]]) -> None:
+    """Also those after a state was kept: passes that feed no block are few."""
+    sbd.draft_text = indexed(wanted)
+    try:
+        found = generate_batch(sbd, prompts, settings=exact(prompt_lookup=2))
+    finally:
+        sbd.draft_text = None
+    assert [each.token_ids for each in found] == wanted
+    assert sum(each.num_forwards for each in found) < NEW * len(prompts) / 2
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_the_draws_of_plain_decoding(sbd: SBDModel, prompts: list[list[int]], temperature: float) -> None:
+    plain, ours = (
+        generate_batch(sbd, prompts, settings=exact(method=method, temperature=temperature, seed=7))
+        for method in ("ntp", "exact")
+    )
+    assert [each.token_ids for each in ours] == [each.token_ids for each in plain]
+
+
+@pytest.mark.usefixtures("longest_drafts")
+@pytest.mark.parametrize("mode", MODES)
+def test_blocks_are_those_of_uncached_passes(
+    mode: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Method `sbd`, over block sizes and limits of several lengths."""
+    sampler = EntropyBounded(4.0)
+    for family in RECURRENT:
+        sbd = recurrent_sbd(family, trained_tokenizer, mode=mode)
+        settings = [
+            DecodingSettings(method="sbd", block_size=k, max_new_tokens=n, sampler=sampler)
+            for k, n in ((8, 50), (5, 41), (16, 60))
+        ]
+        batch = answers.decoded(sbd, prompts, settings)
+        for row, (prompt, each) in enumerate(zip(prompts, settings, strict=True)):
+            token_ids, passes = naive_decode(sbd, prompt, each, sampler=sampler, forward=full_logits)
+            generation = batch.generation(row)
+            assert generation.token_ids == token_ids
+            # A pass that feeds no block keeps a state, and each such pass commits `MOST_REFED` tokens or more
+            assert passes <= generation.passes.decoding <= passes + each.max_new_tokens // MOST_REFED
+
+
+def test_a_stream_is_the_answer(sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]]) -> None:
+    prompt = sbd.tokenizer.decode(prompts[1])
+    chunks = list(stream(sbd, prompt, settings=exact(), raw=True))
+    generation = chunks[-1].generation
+    assert generation is not None
+    assert "".join(chunk.text for chunk in chunks) == generation.text
+
+
+def test_passes_are_bounded(sbd: SBDModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However wrong drafts are: known tokens are fed again, but not more and more of them."""
+    from setblock.model.runners import state_runner
+
+    seen = list[int]()
+    run = state_runner.logits_at
+
+    def counting(*args: Any, **named: Any) -> Tensor:
+        seen.append(named["input_ids"].shape[1])
+        return run(*args, **named)
+
+    monkeypatch.setattr(state_runner, "logits_at", counting)
+    size = 8
+    generate_batch(sbd, prompts[:1], settings=exact(drafts="fixed", max_new_tokens=100, block_size=size))
+    assert max(seen[1:]) <= 2 * MOST_REFED + 2 * size + 1
+    assert len(seen) <= 101
+
+
+@pytest.mark.usefixtures("random_drafts")
+@pytest.mark.parametrize("kv_tokens", [128, 400])
+def test_the_engine(sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]], kv_tokens: int) -> None:
+    """Requests that join, leave, and lose their cache where it is small."""
+    engine, log = Engine(sbd, EngineLimits(max_num_seqs=3, kv_tokens=kv_tokens, page_tokens=4)), Log()
+    requests = [
+        Request(f"{number} {method}", prompt, exact(method=method))
+        for number, prompt in enumerate(prompts)
+        for method in ("exact", "ntp")
+    ]
+    blocks = DecodingSettings(method="sbd", block_size=6, max_new_tokens=40, sampler=EntropyBounded(4.0))
+    requests.append(Request("sbd", prompts[0], blocks))
+    for request in requests:
+        engine.submit(request)
+        log.add(engine.step())
+        log.add(engine.step())
+    log.run(engine)
+    for request in requests[:-1]:
+        generation = log[request.id].generation
+        assert generation is not None
+        assert generation.token_ids == wanted[int(request.id[0])]
+    generation = log["sbd"].generation
+    assert generation is not None
+    assert generation.token_ids == alone(sbd, requests[-1]).token_ids
+    assert engine.figures.prefix_hit_tokens == 0
+    if kv_tokens == 128:
+        assert engine.figures.preemptions > 0
