@@ -201,8 +201,9 @@ class PagedRunner(Runner, Protocol):
 
 
 class StaticRunner(Protocol):
-    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `PagedRunner`: [R, Q] tokens of R rows. Each
-    row may see up to K keys.
+    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `PagedRunner`.
+
+    A pass has [R, Q] tokens of R rows. Each row may see up to K keys.
 
     A pass reads nothing on the host, copies nothing from it, and has no size that depends on values: it can be captured.
     """
