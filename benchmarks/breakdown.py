@@ -102,7 +102,7 @@ def measured(sbd: SBDModel, method: Method, options: argparse.Namespace) -> dict
                 step = next(steps, None)
                 if step is None:
                     break
-                is_prefill = bool(step.reading.is_prefill.all())
+                is_prefill = bool(step.is_prefill.all())
                 timed.append({**seconds, "all": time.perf_counter() - started, "is_prefill": is_prefill})
         if round_ == 0:
             timed.clear()  # the first answer warms up

@@ -27,7 +27,7 @@ from rich.progress import track
 import setblock
 from setblock.data.tasks import Example, Task, task_named
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.evaluation.run import prompts_of

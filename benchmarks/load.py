@@ -36,7 +36,7 @@ from measuring.output import note, show
 from measuring.tables import markdown
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request

@@ -33,7 +33,7 @@ from measuring.output import SAME_MACHINE, at_least_one, begin, finish, note, pa
 from measuring.samples import Samples
 from measuring.subjects import compiled, prepacked
 from setblock.data.tasks import task_named
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.judging import check_judge, verdicts_on

@@ -61,7 +61,7 @@ def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings
     batch = static_batch(model, [prompt], [settings])
     prefill = 0.0
     for step in batch.steps():
-        if bool(step.reading.is_prefill.all()):
+        if bool(step.is_prefill.all()):
             synchronise()
             prefill = time.perf_counter() - started
     return Answer(batch.state.answer_of(0).tolist(), batch.state.counts(0).decoding, prefill)

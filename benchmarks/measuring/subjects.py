@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicCache
 
 from measuring.hardware import DEVICE
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.inputs import next_schedules, plan_pass, prepare_inputs

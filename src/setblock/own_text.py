@@ -18,7 +18,7 @@ from setblock.chat.messages import Chat
 from setblock.data.section import DataSection
 from setblock.data.texts.records import records_of
 from setblock.data.texts.shapes import shaped, values_of
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings

@@ -14,7 +14,7 @@ from setblock.data.texts.encoding import Encoder, tokenizer_fingerprint
 from setblock.data.texts.records import SourceRecord
 from setblock.data.texts.shapes import shaped
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.errors import SetBlockError
 
 END = 0

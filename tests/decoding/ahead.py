@@ -6,8 +6,8 @@ import pytest
 
 from answers import assert_same
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.runtime import LanguageModel
 

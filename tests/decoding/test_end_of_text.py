@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, answers
 from families import MODES, tiny_sbd
 from naive import full_logits, naive_decode
-from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch, stream
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel

@@ -10,7 +10,7 @@ import answers
 from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
 from naive import full_logits, naive_decode
-from setblock.decoding.batch import StaticBatch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel

@@ -63,8 +63,8 @@ def test_passes_are_counted(sbd: SBDModel, prompts: list[list[int]]) -> None:
         assert counts == expected
         assert counts.total == len(steps)
         assert counts.decoding == len(steps) - 1
-        assert [bool(step.reading.is_commit[0]) for step in steps].count(True) == 2
-        assert [bool(step.reading.is_prefill.all()) for step in steps] == [True] + [False] * (len(steps) - 1)
+        assert [bool(step.is_commit[0]) for step in steps].count(True) == 2
+        assert [bool(step.is_prefill.all()) for step in steps] == [True] + [False] * (len(steps) - 1)
 
 
 @pytest.mark.parametrize(("block_size", "tokens"), [(6, 15), (8, 20)])
@@ -102,7 +102,7 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
         tokens: dict[int, int] = {}
         took_part = 0
         for step in steps:
-            took_part += bool(step.reading.took_part[row])
+            took_part += bool(step.took_part[row])
             for column in step.revealed[row].nonzero()[:, 0].tolist():
                 place = int(step.positions[row, column]) - len(prompt)
                 assert place not in tokens  # a token is revealed once
@@ -115,9 +115,7 @@ def test_steps_say_what_each_pass_revealed(sbd: SBDModel, prompts: list[list[int
         finished = [of_rows[row] for of_rows in ended]
         assert finished == sorted(finished)
         assert finished.index(True) == took_part - 1
-    assert all(
-        bool(a.reading.took_part[row]) >= bool(b.reading.took_part[row]) for a, b in pairwise(steps) for row in range(3)
-    )
+    assert all(bool(a.took_part[row]) >= bool(b.took_part[row]) for a, b in pairwise(steps) for row in range(3))
 
 
 def test_chunks_that_are_kept_hold_no_logits(sbd: SBDModel, questions: list[str]) -> None:
@@ -136,7 +134,7 @@ def test_chunks_that_are_kept_hold_no_logits(sbd: SBDModel, questions: list[str]
     assert len(chunks) == len(with_steps) <= held() - before
     for chunk in with_steps:
         assert chunk.step is not None
-        assert chunk.step.reading.given.logits.shape[-1] == sbd.vocab_size
+        assert chunk.step.given.logits.shape[-1] == sbd.vocab_size
 
 
 def test_stream_adds_up_to_generate(sbd: SBDModel, questions: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

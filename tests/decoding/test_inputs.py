@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock import DecodingSettings, EntropyBounded, SetBlockError, generate, generate_batch, load
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.errors import ParameterError
 from setblock.model.sbd_model import SBDModel
 

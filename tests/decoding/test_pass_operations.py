@@ -12,8 +12,8 @@ from decoding.ahead import assert_ahead_is_the_same
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
-from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.step.inputs import schedules_ahead

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method, RequestParams
 from setblock.decoding.step.inputs import prompts_in_parts

@@ -194,7 +194,7 @@ def test_separate_commits_change_nothing_but_the_passes(
         both = 0
         for step in batch.steps():
             goes_on = bool(step.revealed[0].any()) or not bool(batch.state.answer.finished[0])
-            both += method == "sbd" and bool(step.reading.is_commit[0]) and goes_on
+            both += method == "sbd" and bool(step.is_commit[0]) and goes_on
         theirs = batch.generation(0)
         assert_same(ours, theirs)
         if method == "exact":

@@ -16,7 +16,8 @@ from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 from transformers import PreTrainedTokenizerBase
 
 from families import save_with_random_adapter, tiny_sbd
-from setblock.decoding.answer.text import AnswerText, encode_prompt
+from setblock.decoding.answer.detokenize import AnswerText
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings

@@ -7,7 +7,7 @@ import pytest
 from families import tiny_sbd
 from setblock.data.tasks import TASKS, Example, Task, Verdict
 from setblock.data.tasks.word_problems import answer_in, word_problems
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings

@@ -10,7 +10,7 @@ import torch
 from families import tiny_sbd
 from scores import naive_scores
 from setblock.data.texts.encoding import encode_records
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import SetBlockWarning
 from setblock.evaluation.records import task_of_records

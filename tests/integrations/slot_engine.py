@@ -136,7 +136,7 @@ def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) ->
     assert model.sbd_config is not None
     batch = static_batch(model, [prompt], [replace(settings, drafts="fixed")])
     batch.runner.fuses_commit = model.sbd_config.causal_block  # type: ignore[misc]
-    passes = sum(not step.reading.is_prefill for step in batch.steps())
+    passes = sum(not step.is_prefill for step in batch.steps())
     state = batch.state
     passes += int(state.cache.committed[0] < state.answer.end[0])
     return batch.generation(0).token_ids, passes

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from server.live import TIMEOUT
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 
 
 def test_a_short_prompt_waits_for_no_long_one(live, monkeypatch):

@@ -385,7 +385,7 @@ def test_reasoning_before_a_call_is_text(trained_tokenizer: PreTrainedTokenizerB
 
 
 def test_a_message_that_names_a_special_token_does_not_become_it(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    from setblock.decoding.answer.text import encode_prompt
+    from setblock.decoding.answer.prompt import encode_prompt
 
     tokenizer = with_tokens(trained_tokenizer, HERMES)
     called = [{"type": "function", "function": {"name": "stop", "arguments": {"a": "<|endoftext|>"}}}]

@@ -5,16 +5,16 @@ The engine also uses `Batch`, and adds and removes rows between passes. The cach
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from setblock import devices
+from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
 from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
-from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.drafts.shorten import (
     RowHistory,
@@ -32,10 +32,6 @@ from setblock.decoding.step.inputs import (
     next_schedules,
     plan_pass,
     prepare_inputs,
-    prompts_in_parts,
-    schedule_columns,
-    schedule_of,
-    schedules_ahead,
 )
 from setblock.decoding.step.update import StepOutput, update
 from setblock.devices import HostCopy, packed
@@ -294,76 +290,3 @@ def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> t
     if runner.pads:
         return len(fed), runner.computed(len(plan.rows) * max(fed))
     return len(fed), runner.computed(sum(fed))
-
-
-@dataclass(kw_only=True)
-class StaticBatch(Batch):
-    """A batch whose rows stay together to the end, with the runner of their passes."""
-
-    runner: Runner
-
-    def steps(self) -> Iterator[StepOutput]:
-        """Decode to the end (Algorithm 3), and yield a step after each forward pass."""
-        passes = 0
-        while (schedules := self._schedules()) and any(scheduled.tokens for scheduled in schedules):
-            passes += not any(scheduled.is_prefill for scheduled in schedules)
-            assert passes <= self.state.params.most_passes, "an answer does not end"
-            yield self.step(self.runner, schedules)
-        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
-
-    def _schedules(self, *, decides: bool = True) -> list[RowSchedule]:
-        """Return what the next pass feeds: parts of prompts until all are in the cache, then the result of `schedules`,
-        or full drafts if `decides` is False."""
-        whole, runner = self.whole_schedules(self.runner), self.runner
-        if not any(scheduled.is_prefill for scheduled in whole):
-            return self.schedules(runner) if decides else whole
-        free_tokens = draft_lengths_of(self.model).free_tokens if runner.pads else None
-        return prompts_in_parts(whole, self.state.params.rows, free_tokens=free_tokens)
-
-    def run(self) -> None:
-        """Decode to the end without yielding steps. Answers are the same as with `steps`.
-
-        On a device that the host would have to wait for, each pass is launched before the results of the last one are
-        read. It feeds the most that can be needed, and one extra pass runs after the last answer has ended.
-        """
-        if not self._can_run_ahead:
-            for _ in self.steps():
-                pass
-            return
-        schedules: list[RowSchedule] = []
-        while not schedules or any(
-            scheduled.is_cut for scheduled in schedules
-        ):  # prompts may take several passes, while other rows wait
-            schedules = self._schedules(decides=False)
-            self.step(self.runner, schedules)
-        copied, passes = self._copied_columns(), 0
-        while (ahead := schedules_ahead(schedules, self.state.params.rows)) and any(
-            scheduled.tokens for scheduled in ahead
-        ):
-            passes += 1
-            # One pass is launched before the end is known
-            assert passes <= 1 + self.state.params.most_passes, "an answer does not end"
-            self.step(self.runner, ahead, is_ahead=True)
-            schedules, copied = [schedule_of(row) for row in copied.read()[0]], self._copied_columns()
-        assert bool(self.state.answer.finished.all()), "decoding stops before an answer ends"
-
-    @torch.inference_mode()
-    def _copied_columns(self) -> HostCopy:
-        return HostCopy(packed(schedule_columns(self.state, fuses_commit=self.runner.fuses_commit, with_drafts=False)))
-
-    @property
-    def _can_run_ahead(self) -> bool:
-        """Whether a pass may be launched before the last one is read: no constraint needs it, and full drafts are free."""
-        tokens = sum(2 * each.block_size for each in self.state.params.rows)
-        return (
-            devices.waits(self.state.tokens.device)
-            and self.runner.fuses_commit
-            and self.runner.most_refed is None
-            and not self.policy.constraints.listening
-            and tokens <= FREE_TOKENS
-        )
-
-
-FREE_TOKENS = 256
-"""Tokens that a GPU computes in the time that it takes to read the weights: about its operations per second divided by
-its bytes per second, in half precision."""

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation
+from setblock.decoding.answer.prompt import Prompt, encode_prompt
 from setblock.decoding.answer.row_output import RowOutput
-from setblock.decoding.answer.text import Prompt, encode_prompt
-from setblock.decoding.batch import Batch, StaticBatch
+from setblock.decoding.batch import Batch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.settings.resolve import check_count, check_rows, requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.update import StepOutput

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from setblock.decoding.answer.row_output import RowOutput, row_outputs
-from setblock.decoding.batch import FREE_TOKENS, Batch
+from setblock.decoding.batch import Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
+from setblock.decoding.loop import FREE_TOKENS
 from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.state import BatchState

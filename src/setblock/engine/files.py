@@ -53,7 +53,7 @@ def _line(content: str, number: int, where: str) -> PromptLine:
     if not isinstance(name, str | int | None) or isinstance(name, bool):
         raise SetBlockError(f"{where}: id must be a text or a whole number, not {name!r}")
     if "messages" in found:
-        from setblock.decoding.answer.text import messages_at
+        from setblock.decoding.answer.prompt import messages_at
 
         chat = messages_at(found["messages"], where)
         if chat[-1]["role"] == "assistant":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from setblock.decoding.answer.generation import Generation, generation_json
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.settings.resolve import limit_of
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine

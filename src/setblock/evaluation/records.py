@@ -146,7 +146,7 @@ def _example(record: "SourceRecord") -> RecordExample:
     if ("prompt" in columns) == ("messages" in columns):
         raise SetBlockError(f"{where} must have either prompt or messages, not {', '.join(columns) or 'nothing'}")
     if "messages" in columns:
-        from setblock.decoding.answer.text import messages_at
+        from setblock.decoding.answer.prompt import messages_at
 
         chat = messages_at(columns["messages"], where)
         reference = str(chat.pop()["content"]) if chat[-1]["role"] == "assistant" else None

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.text import Prompt
+from setblock.decoding.answer.prompt import Prompt
 from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.settings.resolve import NTP, at_point, with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings

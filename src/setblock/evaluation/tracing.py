@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from setblock.decoding.answer.generation import Reveal
-from setblock.decoding.answer.text import Prompt, encode_prompt
+from setblock.decoding.answer.prompt import Prompt, encode_prompt
 from setblock.decoding.generate import loaded, stream
 from setblock.decoding.settings.resolve import requested_settings, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
@@ -98,7 +98,7 @@ def trace(
 
         # What a pass computed behind a wrong draft was discarded. `known` may be shorter than the places: positions past its
         # end are not in the block
-        known = step.reading.given.block.known[0].tolist() if corrected is None else []
+        known = step.given.block.known[0].tolist() if corrected is None else []
         end = min((index for index, each in standing.items() if each.is_end), default=places[-1] + 1)
         masked = [
             (place, entropy)

@@ -19,8 +19,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from setblock import devices
-from setblock.decoding.batch import StaticBatch
 from setblock.decoding.generate import static_batch
+from setblock.decoding.loop import StaticBatch
 from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import RENAMED, DecodingSettings, available
 from setblock.errors import ParameterError, SetBlockError

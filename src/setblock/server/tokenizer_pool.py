@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.answer.template_kwargs import check_template_kwargs
-from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.answer.tool_calls import AnswerReader
 from setblock.errors import SetBlockError
 from setblock.server.api.token_texts import TokenTexts

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from answers import ORDERS, InOrder, answers, reciting
 from setblock.data.tokenizer import train_tokenizer
+from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.answer.text import AnswerText
 from setblock.decoding.generate import generate, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings

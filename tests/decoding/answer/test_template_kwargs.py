@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock import DecodingSettings, SetBlockError, generate, generate_batch, stream
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}a:"

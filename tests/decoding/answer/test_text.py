@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from setblock.data.tokenizer import END_OF_TEXT, train_tokenizer
-from setblock.decoding.answer.text import AnswerText, encode_prompt
+from setblock.decoding.answer.detokenize import AnswerText
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.errors import SetBlockError
 
 BYTES = train_tokenizer(["Tom has 12 apples."], vocab_size=270)  # nearly every character is several tokens

@@ -173,9 +173,9 @@ def test_drawn_answers_follow_the_models_distribution(mode: str, trained_tokeniz
     batch = static_batch(sbd, [prompt] * count, [replace(settings, seed=seed) for seed in range(count)])
     accepted = replaced = 0
     for step in batch.steps():
-        if step.reading.check is not None:
-            accepted += int(step.reading.check.accepted.sum())
-            replaced += int(step.reading.check.replaced.sum())
+        if step.check is not None:
+            accepted += int(step.check.accepted.sum())
+            replaced += int(step.check.replaced.sum())
     assert min(accepted, replaced) > count / 20
     places = torch.zeros(300, dtype=torch.long)
     places[allowed] = torch.arange(4)

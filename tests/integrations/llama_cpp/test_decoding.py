@@ -12,7 +12,7 @@ from answers import answers, assert_same
 from running import Log
 from setblock import DecodingSettings
 from setblock.data.tasks import task_named
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.generate import generate, stream
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.engine.engine import Engine

@@ -15,7 +15,7 @@ import setblock
 from integrations.slot_engine import generated
 from integrations.vllm.engines import ask, figure, offline, passes_so_far, problems
 from setblock.data.tasks.word_problems import answer_in
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.integrations.vllm import vllm_api

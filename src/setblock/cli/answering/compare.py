@@ -105,7 +105,7 @@ def _show(comparison: "Comparison", tokenizer: "PreTrainedTokenizerBase", *, pro
 
 def token_texts(tokenizer: "PreTrainedTokenizerBase", generation: Generation) -> list[str]:
     """Return what each token adds to the text, safe to print. A character of several tokens counts as its last token's."""
-    from setblock.decoding.answer.text import AnswerText
+    from setblock.decoding.answer.detokenize import AnswerText
 
     text, pieces = AnswerText(tokenizer), []
     for count, token_id in enumerate(generation.token_ids, start=1):

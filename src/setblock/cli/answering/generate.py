@@ -31,7 +31,7 @@ from setblock.files import read_text
 from setblock.structure.kinds import structure_of
 
 if TYPE_CHECKING:
-    from setblock.decoding.answer.text import Prompt
+    from setblock.decoding.answer.prompt import Prompt
     from setblock.decoding.generate import StreamChunk
     from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 

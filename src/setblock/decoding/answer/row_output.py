@@ -50,15 +50,15 @@ class RowOutput:
 
 def output_tables(state: BatchState, step: StepOutput) -> list[Tensor]:
     """Return tables [B, n] from which `row_outputs` builds the outputs of all rows after a step."""
-    read, record = step.reading, state.record
+    record = state.record
     assert record is not None
-    size, plan = state.params.block_width, read.plan
+    size, plan = state.params.block_width, step.plan
     # A draft that was checked, and the block after it
-    window = (read.since[:, None] + state.columns[: 2 * size]).clamp(max=state.tokens.shape[1] - 1)
+    window = (step.since[:, None] + state.columns[: 2 * size]).clamp(max=state.tokens.shape[1] - 1)
     cache, answer = state.cache, state.answer
     scalars = (
-        *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, read.since, record.number),
-        *(read.is_prefill, read.is_commit & ~state.params.is_ntp, state.params.prompt_length),
+        *(cache.prefilled, answer.finished, answer.failed, answer.text_end, answer.end, step.since, record.number),
+        *(step.is_prefill, step.is_commit & ~state.params.is_ntp, state.params.prompt_length),
     )
     parts = [
         schedule_columns(state, fuses_commit=plan.fuses_commit, with_drafts=True),
@@ -67,7 +67,7 @@ def output_tables(state: BatchState, step: StepOutput) -> list[Tensor]:
         *(step.positions, step.revealed, step.token_ids),
         step.entropy[:, :size],
     ]
-    if (check := read.check) is not None:
+    if (check := step.check) is not None:
         parts += (check.positions, check.replaced, check.token_ids, step.entropy[:, size:])
     return parts
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.generation import FinishReason
-from setblock.decoding.answer.text import AnswerText
 from setblock.structure.call_form import OTHER
 from setblock.structure.call_grammar import Calls
 from setblock.structure.call_reader import CallReader, Piece

@@ -32,7 +32,7 @@ from setblock.decoding.settings.table import (
 from setblock.errors import ParameterError, SetBlockError, did_you_mean, warn
 
 if TYPE_CHECKING:
-    from setblock.decoding.answer.text import AnswerText
+    from setblock.decoding.answer.detokenize import AnswerText
     from setblock.decoding.constraints.constraint import TokenConstraint
     from setblock.decoding.constraints.rows import RowConstraints
     from setblock.decoding.samplers.base import Sampler
@@ -309,7 +309,7 @@ def check_rows(
     """Check requests against the model; each is one answer. A request that leaves its operating point open gets the
     model's calibrated one. Raise `SetBlockError` if a prompt is empty or too long, or a request needs what the model
     can't do."""
-    from setblock.decoding.answer.text import AnswerText
+    from setblock.decoding.answer.detokenize import AnswerText
     from setblock.decoding.constraints.rows import RowConstraints
 
     started = time.perf_counter()

@@ -1,13 +1,13 @@
 """The update of a state after a forward pass: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-    while rows are not finished:                                            StaticBatch.steps of batch.py
+    while rows are not finished:                                            StaticBatch.steps of loop.py
         inputs = prepare_inputs(state, plan)             x_<t ; x̂           inputs.py
         logits = runner.logits(inputs)                   ẑ, z      eq. 9    the model's runner
         step = update(state, inputs, logits, policy)     reveal some        here; eq. 8: samplers/entropy_bounded.py
 
 An update checks what the pass committed, reveals what the sampler selects, and opens the next block.
 
-In exact mode the pass that commits a block also checks it (`check_drafts`). It runs the draft causally, so its outputs
+In exact mode the pass that commits a block also checks it (`verify.check_drafts`). It runs the draft causally, so its outputs
 are the logits that next-token decoding would have seen. The check keeps the longest prefix of the draft that next-token
 decoding would also have chosen. At the first wrong token it takes next-token decoding's choice, and drops the rest of
 the draft and what the pass predicted for the next block. If the whole draft is right, the pass was also the first one
@@ -36,25 +36,14 @@ from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.certainty import Certainty, certainty_of
-from setblock.decoding.step.choice import Draws, Policy, choose_tokens
+from setblock.decoding.step.choice import Policy, choose_tokens
 from setblock.decoding.step.logits import Logits, read_logits
+from setblock.decoding.step.verify import Check, check_drafts
 from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, identity
 
 
 @dataclass(frozen=True)
-class StepOutput:
-    """The result of one forward pass. B rows, k the largest block size; tensors are [B, k] unless stated."""
-
-    reading: "Reading"  # what the pass predicted
-    positions: Tensor  # int64, absolute, of the block
-    token_ids: Tensor  # int64, the tokens chosen at `positions`
-    revealed: Tensor  # bool, positions that this pass revealed
-    # [B, k + m] float32, nats, of the distributions at the k positions, then at the m checked ones
-    entropy: Tensor
-
-
-@dataclass(frozen=True)
-class Reading:
+class Prediction:
     """What a pass predicts, before any token is revealed: w places of the block and m checked tokens of a draft."""
 
     plan: PassPlan
@@ -68,8 +57,19 @@ class Reading:
     took_part: Tensor  # [B] bool, rows that were in the pass
     # [B] bool, rows whose earlier tokens the pass wrote to the cache causally; never in the prefill
     is_commit: Tensor
-    check: "Check | None"  # the result for the drafts that the pass committed; None if there are none
+    check: Check | None  # the result for the drafts that the pass committed; None if there are none
     since: Tensor  # [B] int64, where answers ended before the pass
+
+
+@dataclass(frozen=True)
+class StepOutput(Prediction):
+    """The result of one forward pass. B rows, k the largest block size; tensors are [B, k] unless stated."""
+
+    positions: Tensor  # int64, absolute, of the block
+    token_ids: Tensor  # int64, the tokens chosen at `positions`
+    revealed: Tensor  # bool, positions that this pass revealed
+    # [B, k + m] float32, nats, of the distributions at the k positions, then at the m checked ones
+    entropy: Tensor
 
 
 def update(
@@ -90,20 +90,20 @@ def update(
     if policy.constraints.constrained:  # constraints run on the host, outside of compiled code
         compiled = identity
     # 1. Check what the pass committed, which may be a draft
-    reading = compiled(read_pass)(state, inputs, logits, policy)
+    prediction = compiled(read_pass)(state, inputs, logits, policy)
     if policy.constraints.constrained:
-        reading, constrained = _constrained(state, reading, policy)
+        prediction, constrained = _constrained(state, prediction, policy)
     # 2. Select the positions to reveal
     width = inputs.plan.width
-    entropy, confidence = (each[:, :width] for each in reading.certainty)
+    entropy, confidence = (each[:, :width] for each in prediction.certainty)
     revealed = state.block.revealed if width == state.params.block_width else state.block.revealed[:, :width]
     if width == 1 and not state.params.has_sbd:  # exact rows always reveal the first place
-        selection = Selection(reading.candidates)
+        selection = Selection(prediction.candidates)
     else:
-        block = BlockView(reading.block.logits, reading.candidates, revealed, entropy, confidence)
-        selection = policy.samplers.select(block, passes=state.block.passes, is_wanted=reading.is_wanted)
+        block = BlockView(prediction.block.logits, prediction.candidates, revealed, entropy, confidence)
+        selection = policy.samplers.select(block, passes=state.block.passes, is_wanted=prediction.is_wanted)
     # 3. Reveal them, and move to the next block or to the end
-    step: StepOutput = compiled(write_pass)(state, reading, selection, policy, constrained)
+    step: StepOutput = compiled(write_pass)(state, prediction, selection, policy, constrained)
     if state.record is not None and state.params.num_alternatives is not None:
         _keep_logprobs(state.record, step, state.params.num_alternatives)
     if policy.constraints.listening:  # a stop string ends an answer, too
@@ -111,7 +111,7 @@ def update(
     return step
 
 
-def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy) -> Reading:
+def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy) -> Prediction:
     """Check what was committed, and return what may be revealed. Doesn't wait for the device."""
     plan, since = inputs.plan, state.answer.end
     ends = plan.put(plan.ends)
@@ -142,7 +142,7 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
     state.answer.failed = state.answer.failed | broken.any(dim=1)
     candidates = usable.masked_fill(state.answer.failed[:, None], False)
     known = candidates if check is None else torch.cat([candidates, check.replaced], dim=1)
-    return Reading(
+    return Prediction(
         plan=plan,
         given=given,
         block=shaped.block,
@@ -158,44 +158,48 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
     )
 
 
-def _constrained(state: BatchState, reading: Reading, policy: Policy) -> tuple[Reading, ConstrainedBlock]:
-    """Return the reading with only what constraints allow, and the constrained block."""
-    if reading.check is not None:
+def _constrained(state: BatchState, prediction: Prediction, policy: Policy) -> tuple[Prediction, ConstrainedBlock]:
+    """Return the prediction with only what constraints allow, and the constrained block."""
+    if prediction.check is not None:
         state.settle()
         policy.constraints.update(state)  # with rejected drafts, and answers that end with an accepted one
-    candidates = reading.candidates & ~state.answer.finished[:, None]
-    constrained = constrained_block(state, reading.block, candidates, policy.constraints, draws=policy.draws)
+    candidates = prediction.candidates & ~state.answer.finished[:, None]
+    constrained = constrained_block(state, prediction.block, candidates, policy.constraints, draws=policy.draws)
     best = constrained.logits.best.logits
     of_block = certainty_of(constrained.logits.logits, best, constrained.candidates, in_tiles=not state.params.waits)
-    whole = zip(of_block, reading.certainty, strict=True)
+    whole = zip(of_block, prediction.certainty, strict=True)
     certainty = Certainty(*(torch.cat([block, both[:, candidates.shape[1] :]], dim=1) for block, both in whole))
     return replace(
-        reading, block=constrained.logits, candidates=constrained.candidates, certainty=certainty
+        prediction, block=constrained.logits, candidates=constrained.candidates, certainty=certainty
     ), constrained
 
 
 def write_pass(
-    state: BatchState, reading: Reading, selection: Selection, policy: Policy, constrained: ConstrainedBlock | None
+    state: BatchState,
+    prediction: Prediction,
+    selection: Selection,
+    policy: Policy,
+    constrained: ConstrainedBlock | None,
 ) -> StepOutput:
     """Reveal what a sampler selected, and open the next block. In exact mode, always reveal a block's first token: it
     is next-token decoding's. Waits for the device only with a constrained block."""
-    block, width, params = reading.block, reading.candidates.shape[1], state.params
+    block, width, params = prediction.block, prediction.candidates.shape[1], state.params
     reveal, changed = selection.reveal, selection.logits
     if params.takes_next is not None:
         is_next = params.takes_next[:, :width]
-        reveal = reveal | (reading.candidates & is_next)
+        reveal = reveal | (prediction.candidates & is_next)
         changed = None if changed is None else torch.where(is_next[..., None], block.logits, changed)
     block = block if changed is None else block.with_logits(changed)
     chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
-    entropy, confidence = reading.certainty
-    is_wanted = reading.is_wanted
+    entropy, confidence = prediction.certainty
+    is_wanted = prediction.is_wanted
     if constrained is not None:
         reveal = constrained.kept(reveal, chosen, revealed=state.block.revealed, entropy=entropy[:, :width])
-    if reading.plan.is_prefill is not None:
-        is_wanted = is_wanted & ~reading.is_prefill
+    if prediction.plan.is_prefill is not None:
+        is_wanted = is_wanted & ~prediction.is_prefill
     state.block.passes = state.block.passes + is_wanted
     if constrained is not None or params.copies_drafts:  # forced and copied tokens may have no prediction
-        entropy = entropy.masked_fill(~reading.known, 0)
+        entropy = entropy.masked_fill(~prediction.known, 0)
     kinds = kinds_of(confidence[:, :width], params.confidences) if params.adapts_drafts else None
     if width < params.block_width:  # places that were not fed may be copied
         more = (0, params.block_width - width)
@@ -204,7 +208,7 @@ def write_pass(
     if params.copies_drafts:
         draft = Draft(chosen, reveal)
         of_block = entropy[:, : params.block_width]
-        copied, copy_kinds = with_copies(state, draft, entropy=of_block, rows=reading.took_part)
+        copied, copy_kinds = with_copies(state, draft, entropy=of_block, rows=prediction.took_part)
         if constrained is not None:
             copied = constrained_copies(state, draft, copied, policy.constraints, vocab_size=policy.vocab_size)
         if kinds is not None:
@@ -213,11 +217,11 @@ def write_pass(
             kinds = torch.where(is_copied, copy_kinds, kinds)
         chosen, reveal = copied
     if kinds is not None:
-        state.block.kinds = torch.where(reading.took_part[:, None], kinds, state.block.kinds)
+        state.block.kinds = torch.where(prediction.took_part[:, None], kinds, state.block.kinds)
     positions = state.block.positions
     at = state.reveal(chosen, reveal)
-    state.advance(fuses_commit=reading.plan.fuses_commit)
-    step = StepOutput(reading, positions, chosen, reveal, entropy)
+    state.advance(fuses_commit=prediction.plan.fuses_commit)
+    step = StepOutput(**vars(prediction), positions=positions, token_ids=chosen, revealed=reveal, entropy=entropy)
     if state.record is not None:
         _count(state.record, step, at)
     return step
@@ -225,14 +229,13 @@ def write_pass(
 
 def _count(record: Record, step: StepOutput, at: Tensor) -> None:
     """Add a pass to the record. `at` [B, k] int64: the positions to which its block's tokens were written."""
-    read = step.reading
-    if read.plan.is_prefill is not None:
-        record.prefill += read.is_prefill
-        record.number += read.took_part & ~read.is_prefill
+    if step.plan.is_prefill is not None:
+        record.prefill += step.is_prefill
+        record.number += step.took_part & ~step.is_prefill
     else:
-        record.number += read.took_part
-    record.commits += read.is_commit
-    if (check := read.check) is not None:
+        record.number += step.took_part
+    record.commits += step.is_commit
+    if (check := step.check) is not None:
         drafted = check.known.sum(dim=1)
         record.drafted += drafted
         record.accepted += torch.minimum(drafted, check.first_wrong)
@@ -245,8 +248,7 @@ def _count(record: Record, step: StepOutput, at: Tensor) -> None:
 
 def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
     """Record the log-probabilities of a pass's tokens and of the `alternatives` most likely ones."""
-    read = step.reading
-    block, checked, check = read.given.block, read.given.checked, read.check
+    block, checked, check = step.given.block, step.given.checked, step.check
     groups = [(block, step.revealed[:, : block.known.shape[1]], step.token_ids)]
     if checked is not None and check is not None:
         groups.insert(0, (checked, check.accepted | check.replaced, check.token_ids))
@@ -258,53 +260,3 @@ def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
         top = log_probs.topk(min(alternatives, log_probs.shape[-1]), dim=-1)
         record.top_logprobs[rows, positions, : top.values.shape[1]] = top.values
         record.top_ids[rows, positions, : top.indices.shape[1]] = top.indices
-
-
-# Exact mode
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of checking the drafts that a pass committed."""
-
-    positions: Tensor  # [B, m] int64, absolute
-    token_ids: Tensor  # [B, m] int64, next-token decoding's choices there
-    known: Tensor  # [B, m] bool, positions that were checked
-    first_wrong: Tensor  # [B] int64, the first column where the draft is wrong; m if there is none
-    replaced: Tensor  # [B, m] bool, `first_wrong` if its logits are finite: it has next-token decoding's token now
-    rejected: Tensor  # [B] bool, rows whose draft was wrong somewhere
-    failed: Tensor  # [B] bool, rejected rows whose logits are not finite at `first_wrong`
-
-    @property
-    def accepted(self) -> Tensor:
-        """Columns where the draft was right, [B, m] bool."""
-        columns = torch.arange(self.known.shape[1], device=self.known.device)
-        return (columns < self.first_wrong[:, None]) & self.known
-
-
-def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws: Draws) -> Check:
-    """Compare drafts with next-token decoding, and correct the state where they differ.
-
-    A draft's first token is not checked: it came from causal logits, so it is right. Logits after a wrong token are
-    ignored: next-token decoding would not have them.
-
-    Args:
-        state: of the batch; corrected in place.
-        checked: the logits [B, m, V] that tokens are chosen from.
-        is_finite: [B, m] bool, where they are finite.
-        draws: how each row draws its tokens.
-    """
-    best = checked.best.token_ids
-    chosen = choose_tokens(checked.logits, draws, positions=checked.positions, best=best)  # [B, m]
-    drafted = state.tokens.gather(1, checked.positions)
-    columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
-    is_right = (chosen == drafted) & is_finite
-    is_wrong = checked.known > is_right  # known and not right, in one operation
-    first_wrong = columns.where(is_wrong, count).amin(dim=1)
-    rejected, replaced = first_wrong < count, (columns == first_wrong[:, None]) & is_finite
-    has_token = replaced.any(dim=1)
-
-    state.write(chosen, checked.known, positions=checked.positions)  # tokens after the first wrong one are ignored
-    state.correct(rejected, checked.positions[:, 0] + first_wrong, has_token=has_token)
-    failed = rejected != has_token
-    return Check(checked.positions, chosen, checked.known, first_wrong, replaced, rejected, failed)

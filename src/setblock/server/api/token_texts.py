@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from setblock.decoding.answer.text import AnswerText
+from setblock.decoding.answer.detokenize import AnswerText
 
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 

@@ -1,0 +1,83 @@
+"""The text of an answer, from its tokens as they become final (`AnswerText`)."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from setblock.decoding.answer.stop_strings import first_stop, length_begun
+from setblock.decoding.constraints.constraint import TokenConstraint
+from setblock.locks import lock_of
+
+_REPLACEMENT = ("\ufffd", "\u00ef\u00bf\u00bd", "<0xEF><0xBF><0xBD>")
+"""The spellings of the character U+FFFD in tokenizers of characters, of bytes, and of both. Half a character is decoded
+to it, too."""
+
+_MOST_OF_CHARACTER = 4  # tokens of a character at most: it has at most so many bytes
+
+
+class AnswerText(TokenConstraint):
+    """An answer's text, built token by token: append-only, whole characters only, cut before a stop string.
+
+    Where it stops doesn't depend on how many tokens come at once.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = (), min_new_tokens: int = 0
+    ) -> None:
+        """`stop`: stop strings, which are ignored in the first `min_new_tokens` tokens."""
+        self.text = ""
+        self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
+        self.is_lazy = not self._stop
+        self._token_ids: list[int] = []
+        # How many tokens are in `text`, and the first token of the window in which the next ones are decoded
+        self._read = self._window = 0
+        self._given = 0
+
+    def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
+        """Read more tokens, up to a stop string. `final`: no more will come, so half a character is decoded, too."""
+        # The token that completes a stop string ends the answer. Without them all tokens are decoded together: faster
+        for part in [[each] for each in token_ids] if self._stop else filter(None, [token_ids]):
+            if self.stop_length is not None:
+                return
+            self._token_ids += part
+            self._decode(final=False)
+        if final and self.stop_length is None:
+            self._decode(final=True)
+
+    def take(self, *, final: bool = False) -> str:
+        """Return the text that became certain since the last call.
+
+        Half a character and the possible beginning of a stop string are held back, unless nothing more will come
+        (`final`).
+        """
+        self.read([], final=final)
+        is_whole = final or self.stop_length is not None
+        certain = len(self.text) - (0 if is_whole else length_begun(self.text, self._stop))
+        piece = self.text[self._given : certain]
+        self._given = max(certain, self._given)
+        return piece
+
+    def _decode(self, *, final: bool) -> None:
+        # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded again
+        with lock_of(self._tokenizer):  # the tokenizer must not be switched while it decodes
+            known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
+            count = len(self._token_ids)
+            for end in range(count, max(self._read, count - _MOST_OF_CHARACTER), -1):
+                text = self._tokenizer.decode(self._token_ids[self._window : end], skip_special_tokens=True)
+                if final or not text.endswith("\ufffd") or self._is_replacement(end):
+                    break
+            else:  # half a character
+                return
+        if len(text) <= len(known):
+            return
+        already = len(self.text)
+        self.text += text[len(known) :]
+        self._window, self._read = self._read, end
+        if len(self._token_ids) <= self._min_new_tokens:
+            return
+        if (place := first_stop(self.text, self._stop, already=already)) is not None:
+            self.text, self.stop_length = self.text[:place], len(self._token_ids)
+
+    def _is_replacement(self, end: int) -> bool:
+        tokens = self._tokenizer.convert_ids_to_tokens(self._token_ids[max(0, end - _MOST_OF_CHARACTER) : end])
+        return "".join(tokens).endswith(_REPLACEMENT)
