@@ -2,7 +2,7 @@
 
 A sampler, a task, a setting and a noising trick are each added in a copy of the package, in the files of the page alone, and
 work wherever they should. Runtimes and constraints are added without any file: `decoding/test_runtimes.py` and
-`decoding/constraints/test_constraints.py` do it.
+`decoding/constraints/test_constraint.py` do it.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Random models whose vocabulary holds every byte."""
+"""Random models whose vocabulary has every byte, and tokenizers whose templates call tools."""
+
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +11,8 @@ pytest.importorskip("llguidance", reason="the extra `structured` is not installe
 
 from families import MODES, tiny_sbd
 from setblock.model.sbd_model import SBDModel
+from structure.call_shapes import Shape
+from structure.templates import SHAPES, shaped
 
 
 def held_model(tokenizer: PreTrainedTokenizerBase, mode: str = "shifted", *, seed: int = 0) -> SBDModel:
@@ -22,3 +27,14 @@ def sbd(request: pytest.FixtureRequest, trained_tokenizer: PreTrainedTokenizerBa
 @pytest.fixture(scope="session")
 def shifted(trained_tokenizer: PreTrainedTokenizerBase) -> SBDModel:
     return held_model(trained_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def shape_of(trained_tokenizer: PreTrainedTokenizerBase) -> Any:
+    return cache(lambda name: Shape(shaped(trained_tokenizer, name)))
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request: pytest.FixtureRequest, shape_of: Any) -> Shape:
+    found: Shape = shape_of(request.param)
+    return found

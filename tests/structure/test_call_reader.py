@@ -1,9 +1,6 @@
-"""Calls of tools: any template's own form, its grammar, and the reading of what was written."""
+"""The grammar of calls of tools, and the reader of what was written: both see the same calls."""
 
 import json
-import re
-from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import jsonschema
@@ -15,157 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers
 from families import tiny_sbd
-from setblock import DecodingSettings, EntropyBounded, SetBlockError
+from setblock import DecodingSettings, EntropyBounded
 from setblock.decoding.answer.generation import FinishReason
-from setblock.decoding.answer.tool_calls import AnswerReader
-from setblock.structure.call_form import CallForm, call_form
-from setblock.structure.call_grammar import Calls
+from setblock.structure.call_form import CallForm
 from setblock.structure.compiled import grammars_of
-from structure.templates import AS_TEXT, HERMES, SHAPES, THINKS, shaped, with_tokens
-
-TOOLS: dict[str, Any] = {
-    "weather": {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 3}, "days": {"type": "integer", "maximum": 9, "minimum": 1}},
-        "required": ["city", "days"],
-        "additionalProperties": False,
-    },
-    "weather_now": {
-        "type": "object",
-        "properties": {"city": {"enum": ["}{", '"', "<tool_call>"]}},
-        "additionalProperties": False,
-    },
-    "stop": {"type": "object", "properties": {}, "additionalProperties": False},
-}  # fmt: skip
-WEATHER = '{"city": "a", "days": 1}'
-Read = tuple[str, list[tuple[str, str]]]
-
-
-def form_of(tokenizer: PreTrainedTokenizerBase, **kwargs: Any) -> CallForm:
-    return call_form(tokenizer, grammars_of(tokenizer).special, **kwargs)
-
-
-def calls_of(tokenizer: PreTrainedTokenizerBase, *, required: bool = False, parallel: bool = True) -> Calls:
-    return Calls(form_of(tokenizer), TOOLS, required=required, parallel=parallel)
-
-
-class Shape:
-    """A tokenizer with a template, and what it makes of calls."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer, self.form = tokenizer, form_of(tokenizer)
-
-    def written(self, calls: Sequence[tuple[str, str]]) -> str:
-        """Naively, from the form's words."""
-        form, text = self.form, ""
-        for number, (name, arguments) in enumerate(calls):
-            text += f"{form.again if number else form.before}{name}{form.between}{arguments}"
-        return text + form.after if calls else ""
-
-    def written_ids(self, calls: Sequence[tuple[str, str]]) -> list[int]:
-        """The same as tokens; a special token that is named in arguments is spelled out."""
-        parts = re.split("(\0)", self.written([(name, "\0") for name, _ in calls]))
-        arguments = iter(arguments for _, arguments in calls)
-        return [each for part in parts for each in (self.spelled(next(arguments)) if part == "\0" else self.ids(part))]
-
-    def ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
-
-    def spelled(self, text: str) -> list[int]:
-        """The same text without its special tokens."""
-        return [each for character in text for each in self.ids(character)]
-
-    def takes(self, token_ids: Sequence[int], calls: Calls) -> tuple[int, bool]:
-        """How many of the tokens the grammar takes, and whether the answer may end behind them."""
-        matcher = grammars_of(self.tokenizer).matcher(calls.grammar())
-        return matcher.try_consume_tokens(list(token_ids)), matcher.is_accepting()
-
-    def read(
-        self,
-        token_ids: Sequence[int],
-        calls: Calls,
-        *,
-        steps: Sequence[int] = (1000,),
-        reason: FinishReason = "stop",
-        stop: Sequence[str] = (),
-    ) -> Read:
-        reader, text, found, at = AnswerReader(calls, self.tokenizer, stop=stop), "", [], 0
-        pieces = []
-        while at < len(token_ids):
-            step = steps[at % len(steps)]
-            pieces += reader.read(token_ids[at : at + step])
-            at += step
-        for piece in [*pieces, *reader.read([], finish_reason=reason)]:
-            if piece.kind == "text":
-                text += piece.text
-            elif piece.kind == "name":
-                found.append((piece.text, ""))
-            else:
-                found[piece.call] = (found[piece.call][0], found[piece.call][1] + piece.text)
-        self.has_called = reader.has_called
-        return text, found
-
-
-@pytest.fixture(scope="session")
-def shape_of(trained_tokenizer: PreTrainedTokenizerBase) -> Any:
-    return cache(lambda name: Shape(shaped(trained_tokenizer, name)))
-
-
-@pytest.fixture(params=SHAPES)
-def shape(request: pytest.FixtureRequest, shape_of: Any) -> Shape:
-    found: Shape = shape_of(request.param)
-    return found
-
-
-FORMS = {
-    "special": ("<|reserved_special_token_2|>", "}]", '}, {"name": "'),
-    "added": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
-    "text": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
-    "bare": (None, "}", None),
-    "bare list": (None, "}]", '}, {"name": "'),
-    "words": (None, "", None),
-    "parts": ("<calls>", "\n```</call></calls>", "\n```</call>\n<call>function<sep>"),
-    "with ids": ("[TOOL_CALLS]", ', "id": "000000000"}]', ', "id": "000000000"}, {"name": "'),
-    "tags": ("<function=", "</function>", "</function><function="),
-    "thinks": ("<tool_call>", "}\n</tool_call>", '}\n</tool_call>\n<tool_call>\n{"name": "'),
-    "thinks, bare": (None, "}", '}\n{"name": "'),
-}
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_a_template_s_form_is_found(name: str, shape_of: Any) -> None:
-    form = shape_of(name).form
-    assert (form.mark, form.after, form.again) == FORMS[name]
-    assert form.reasoning_end == ("</think>" if name.startswith("thinks") else None)
-    if name == "thinks":  # no think block, though the last turn always has one
-        assert (form.before, form.between) == ('<tool_call>\n{"name": "', '", "arguments": ')
-
-
-def test_the_form_is_that_of_the_kwargs(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    template = HERMES.replace("<tool_call>\n", "{{ '<call>' if new else '<tool_call>\n' }}")
-    tokenizer = with_tokens(trained_tokenizer, template)
-    assert form_of(tokenizer).mark == "<tool_call>"
-    assert form_of(tokenizer, chat_template_kwargs={"new": True}).mark == "<call>"
-
-
-def test_arguments_may_have_to_be_text(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    assert form_of(with_tokens(trained_tokenizer, AS_TEXT)) == form_of(with_tokens(trained_tokenizer, HERMES))
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "has no place for tools"),
-        ("{{ messages[0].content }}", "has no place for tools"),
-        ("{{ tools }}{{ messages[0].content }}", "does not write calls of tools as a name and a JSON object"),
-    ],
-)
-def test_a_template_without_a_place_is_refused(
-    template: str, said: str, trained_tokenizer: PreTrainedTokenizerBase
-) -> None:
-    with pytest.raises(SetBlockError, match=f"the model's chat template {said}"):
-        form_of(with_tokens(trained_tokenizer, template))
-
+from structure.call_shapes import TOOLS, WEATHER, Shape, calls_of
+from structure.templates import HERMES, SHAPES, THINKS, with_tokens
 
 ARGUMENTS = st.one_of(
     st.builds(
@@ -176,12 +28,20 @@ ARGUMENTS = st.one_of(
     st.sampled_from([("weather_now", json.dumps({"city": city})) for city in ("}{", '"', "<tool_call>")]),
     st.sampled_from([("stop", "{}"), ("weather_now", "{}")]),
 )
+
+
 WORDS_OF_TEXT = [
     *("Hi.", " ", "\n", "{", "}", "[", "🙂", '{"name": "', '{"name": "weather', '", "arguments": ', "Action: stop\n", "<"),
     *("<tool_", "</think>", "<think>\n", "</tool_call>", "<|reserved_special_token_1|>", "weather", "Call: ", "[CAL"),
 ]  # fmt: skip
+
+
 TEXT = st.lists(st.sampled_from(WORDS_OF_TEXT), max_size=6).map("".join)
+
+
 STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+
+
 OFTEN = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 
 
