@@ -180,5 +180,6 @@ def _document_flex(
 
 
 for _name, _attend in (("sdpa", _document_sdpa), ("flex_attention", _document_flex)):
-    AttentionInterface.register(LAYERED[_name], _attend)
+    # Compiled layers call it as it is: traced, its runs would be compiled anew for each batch
+    AttentionInterface.register(LAYERED[_name], torch.compiler.disable(_attend))
     AttentionMaskInterface.register(LAYERED[_name], sdpa_mask)

@@ -58,9 +58,13 @@ class PagedInput:
 
     def bounds(self, window: int | None) -> Tensor:
         """Return the ranges of positions that each query sees, [R, Q, 2] int64, or [R, Q, 4] with `besides`: from the first of
-        a pair up to the second, which is left out."""
+        a pair up to the second, which is left out. The second is 0 where `besides` is empty."""
         first = torch.zeros_like(self.limits) if window is None else (self.positions - window + 1).clamp(min=0)
-        return torch.stack([first, self.limits, *(self.besides or ())], dim=-1)
+        ranges = [first, self.limits]
+        if self.besides is not None:
+            start, end = self.besides
+            ranges += [start, end.where(end > start, 0)]
+        return torch.stack(ranges, dim=-1)
 
     @property
     def ends(self) -> Tensor:
