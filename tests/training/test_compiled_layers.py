@@ -120,10 +120,17 @@ def test_layers_are_compiled_in_training_steps_only(tokenizer: PreTrainedTokeniz
     torch.testing.assert_close(compiled, plain)
 
 
-def test_what_can_not_be_compiled_is_refused(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_what_can_not_be_compiled_is_refused(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     args = SBDConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", **COMPILED)
     with pytest.raises(SetBlockError, match="Linear has no decoder layers that are known here"):
         CompiledLayers(torch.nn.Linear(2, 2), args)
+    sharded = tiny_sbd("llama", tokenizer).model
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(SetBlockError, match="does not work with FSDP2"):
+        CompiledLayers(sharded, args)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
     pytest.importorskip("peft")
     with pytest.raises(SetBlockError, match=r"torch_compile does not work with adapter\.only_noisy"):
         SBDTrainer(tiny_sbd("llama", tokenizer), args, adapter=AdapterSection(r=2, only_noisy=True))

@@ -181,5 +181,6 @@ def _document_flex(
 
 for _name, _attend in (("sdpa", _document_sdpa), ("flex_attention", _document_flex)):
     # Compiled layers call it as it is: traced, its runs would be compiled anew for each batch
-    AttentionInterface.register(LAYERED[_name], torch.compiler.disable(_attend))
+    _opaque = torch.compiler.disable(_attend)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(LAYERED[_name], _opaque)
     AttentionMaskInterface.register(LAYERED[_name], sdpa_mask)

@@ -46,7 +46,7 @@ class SBDCollator(TrainerCallback):
     def inputs(self, rows: dict[str, Tensor], *, step: int, block_size: int) -> TrainingInputs:
         """Return the inputs of one forward pass over `rows`; `step` seeds the noise."""
         if self.args.objective == "ntp":
-            return ntp_inputs(rows, is_flat=self.is_flat)
+            return ntp_inputs(rows, is_flat=self.is_flat, multiple=self.args.pad_to_multiple_of or 1)
         return doubled_inputs(
             rows,
             block_size=block_size,
@@ -59,6 +59,7 @@ class SBDCollator(TrainerCallback):
             idle_blocks=False,
             causal_block=self.args.block_attention == "causal",
             is_flat=self.is_flat,
+            multiple=self.args.pad_to_multiple_of or 1,
         )
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:

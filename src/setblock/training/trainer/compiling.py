@@ -15,14 +15,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import gate_of
+from setblock.training.trainer.sharding import is_sharded
 
 
 class CompiledLayers:
     """The decoder layers of a model, compiled in training steps only: passes with a cache have other shapes."""
 
     def __init__(self, model: nn.Module, args: TrainingArguments) -> None:
-        """Compile nothing yet. Raise `SetBlockError` if the model has no decoder layers that are known here, or its adapter
-        acts on some tokens only."""
+        """Compile nothing yet. Raise `SetBlockError` if the model has no decoder layers that are known here, or is trained in a
+        way in which they can't be compiled."""
         self._layers: list[tuple[nn.Module, Callable[..., Any]]] = []
         if not args.torch_compile:
             return
@@ -30,6 +31,8 @@ class CompiledLayers:
             raise SetBlockError(
                 "training.torch_compile does not work with adapter.only_noisy: leave one of the two out"
             )
+        if is_sharded(args):  # it changes the layers' classes, by whose `forward` activation checkpointing goes
+            raise SetBlockError("training.torch_compile does not work with FSDP2: leave one of the two out")
         options: dict[str, Any] = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
         self._layers = [
             (layer, torch.compile(layer.forward, dynamic=True, **options))
