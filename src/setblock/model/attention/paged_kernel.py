@@ -72,9 +72,11 @@ def _attend(
         total = total * kept + tl.sum(weights, axis=1)
         top = higher
 
-    # 3. Its sum, with the greatest score and the sum of weights
+    # 3. Its sum, with the greatest score and the sum of weights. Where it saw no key, the sum is neither written nor read
     place = ((row * GROUPS + group) * SPLITS + split) * OF_GROUP * QUERIES + m
-    tl.store(sums + place[:, None] * SIZE + d[None, :], found, mask=is_real[:, None] & (d[None, :] < SIZE))
+    is_written = tl.where(total > 0.0, m, OF_GROUP * QUERIES) < OF_GROUP * QUERIES
+    is_written = is_written[:, None] & (d[None, :] < SIZE)
+    tl.store(sums + place[:, None] * SIZE + d[None, :], found, mask=is_written)
     tl.store(tops + place * 2, top, mask=is_real)
     tl.store(tops + place * 2 + 1, total, mask=is_real)
 
@@ -95,9 +97,9 @@ def _add_up(
     total, found = 0.0, tl.zeros([WIDTH], tl.float32)
     for split in range(SPLITS):
         place = first + split * OF_GROUP * QUERIES
-        weight = tl.exp(tl.load(tops + place * 2) - base)
-        total += weight * tl.load(tops + place * 2 + 1)
-        found += weight * tl.load(sums + place * SIZE + d, mask=d < SIZE, other=0.0)
+        weight, part = tl.exp(tl.load(tops + place * 2) - base), tl.load(tops + place * 2 + 1)
+        total += weight * part
+        found += weight * tl.load(sums + place * SIZE + d, mask=tl.where(part > 0.0, d, SIZE) < SIZE, other=0.0)
     found = found / tl.where(total == 0.0, 1.0, total)  # zeros where nothing is seen
     where_out = (row * QUERIES + q) * GROUPS * OF_GROUP + head
     tl.store(out + where_out * SIZE + d, found.to(out.dtype.element_ty), mask=d < SIZE)
@@ -118,7 +120,7 @@ def attend_pages(
     tile = 64 if width * keys.itemsize <= 256 else 32
     parts = triton.cdiv(of_group * queries, row_count)
     capacity = page_table.shape[1] * page  # keys of a row
-    splits = max(1, min(triton.cdiv(capacity, _LEAST_SPLIT), 2 * _processors(query.device) // (rows * groups * parts)))
+    splits = max(1, min(triton.cdiv(capacity, _LEAST_SPLIT), _processors(query.device) // (rows * groups * parts)))
     sums = query.new_empty((rows, groups, splits, of_group * queries, size), dtype=torch.float32)
     tops = query.new_empty((rows, groups, splits, of_group * queries, 2), dtype=torch.float32)
     out = query.new_empty((rows, queries, heads, size))
