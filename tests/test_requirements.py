@@ -48,7 +48,7 @@ def test_the_newest_are_allowed_too():
         assert requirement.specifier.contains(newest[name], prereleases=True), name
 
 
-OTHER_NAMES = {"yaml": "pyyaml", "llama_cpp": "llama-cpp-python"}
+OTHER_NAMES = {"yaml": "pyyaml", "llama_cpp": "llama-cpp-python", "triton": "torch"}  # PyTorch for GPUs brings Triton
 
 
 def imported():

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _READS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "nonzero_numpy", "argwhere", "masked_select"}
+_READS |= {"unique_consecutive", "_unique2", "unique_dim", "bincount"}  # shapes by values
 
 
 class Refused(RuntimeError):  # noqa: N818  # what a capture does with it

@@ -1,5 +1,7 @@
 """The doubled input: its layout, and that noise belongs to a row and not to its batch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from families import tiny_model
 from setblock.data.packing import IGNORE, PADDING, Document, RowDataset, as_batch, pack, unpacked
 from setblock.masks import CLEAN
+from setblock.training.config import SBDConfig
+from setblock.training.inputs.collator import SBDCollator
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs, ntp_inputs
 from setblock.training.inputs.noising import Noising
 from setblock.training.loss.forward import training_logits
@@ -150,3 +154,43 @@ def test_one_flat_row_gives_the_logits_of_all_rows(
     torch.testing.assert_close(
         training_logits(model, flat, flat.teacher_index), training_logits(model, inputs, inputs.teacher_index)
     )
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("multiple", [16, 100])
+@pytest.mark.parametrize("is_ntp", [False, True])
+def test_padding_to_a_multiple_changes_nothing_else(
+    rows: dict[str, Tensor], trained_tokenizer: PreTrainedTokenizerBase, is_flat: bool, multiple: int, is_ntp: bool
+) -> None:
+    make = ntp_inputs if is_ntp else doubled
+    inputs, padded = make(rows, is_flat=is_flat), make(rows, is_flat=is_flat, multiple=multiple)
+    length = inputs.input_ids.shape[1]
+    assert length % multiple, "there is something to pad"
+    assert padded.input_ids.shape[1] == -(-length // multiple) * multiple
+    assert (padded.clean_tokens, padded.noisy_tokens) == (inputs.clean_tokens, inputs.noisy_tokens)
+    model = tiny_model("gemma3_text", vocab_size=len(trained_tokenizer), dtype=torch.float64)
+    for name in ("ntp", "matp"):
+        ours, theirs = getattr(padded, name), getattr(inputs, name)
+        assert torch.equal(ours.token_ids, theirs.token_ids)
+        expected = training_logits(model, inputs, theirs.index)
+        torch.testing.assert_close(training_logits(model, padded, ours.index), expected)
+    expected = training_logits(model, inputs, inputs.teacher_index)
+    torch.testing.assert_close(training_logits(model, padded, padded.teacher_index), expected)
+    if not is_flat:  # also under one mask over whole rows, as FlexAttention has; its softmax is in float32
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(training_logits(model, padded, padded.teacher_index), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_collator_pads(documents: list[Document], tmp_path: Path) -> None:
+    args = SBDConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", pad_to_multiple_of=64)
+    collator = SBDCollator(args, noise_ids=range(MASK, MASK + 1), end_of_text_id=END, context_length=128)
+    dataset = RowDataset(unpacked(documents))
+    for objective in ("sbd", "ntp"):
+        args.objective = objective  # type: ignore[assignment]
+        for size in (1, 2, 3):
+            inputs = collator.inputs(
+                as_batch([dataset[n] for n in range(size)], pad_token_id=END), step=0, block_size=4
+            )
+            assert inputs.input_ids.shape[1] % 64 == 0
+    with pytest.raises(ValueError, match="pad_to_multiple_of must be at least 1, not 0"):
+        SBDConfig(output_dir=str(tmp_path), use_cpu=True, pad_to_multiple_of=0)

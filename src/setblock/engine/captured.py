@@ -106,6 +106,10 @@ class CapturedPasses:
         self.sizes: Counter[PassSize] = Counter()
         self.reason: str | None = None
 
+    def clear(self, pages: Sequence[int]) -> None:
+        """See `StaticRunner`."""
+        self._passes.clear(pages)
+
     def by_size(self) -> dict[PassSize, CapturedPass]:
         """Return a captured pass of each size, the last that was captured."""
         return {size: each for (size, _), each in self._captured.items()}

@@ -416,6 +416,8 @@ class Engine:
                 self._load()
                 answer = batch.generation(row)
                 leaving.append(row)
+                if answer.error is not None and self.captured is not None:
+                    self.captured.clear(sequence.pages)
                 self._forget(sequence)
             if made and made[-1] in params.ends:
                 made.pop()

@@ -39,6 +39,10 @@ class SBDConfig(Noising, TrainingArguments):
         masked_loss: the loss at a masked token. `cross_entropy`: that of the text's token (the paper). `total_variation`:
             ½ Σ |p - q| of the model's distribution q and the clean half's p for the same token, which has no gradient. It is
             the share of drafts that sampling rejects.
+        pad_to_multiple_of: pad the tokens of a pass, clean and noisy ones together, to a multiple of this, as TRL does. Fewer
+            shapes occur, for each of which a GPU's kernels are chosen and FlexAttention is compiled. None: no more than needed.
+        torch_compile: compile each decoder layer by itself, for any number of tokens, in training steps. (Transformers' Trainer
+            compiles the whole model.) Not with `only_noisy` of an adapter, and not with FSDP2.
         global_batch_size: rows that an optimiser step learns from, over all processes. The accumulation steps follow from
             it, so a run may continue on another number of processes. None: `per_device_train_batch_size`, times
             `gradient_accumulation_steps`, times the processes.
@@ -56,6 +60,7 @@ class SBDConfig(Noising, TrainingArguments):
     cross_entropy: Literal["auto", "plain", "chunked"] = "auto"
     block_size_curriculum: float = 0.0
     masked_loss: MaskedLoss = "cross_entropy"
+    pad_to_multiple_of: int | None = None
     global_batch_size: int | None = None
 
     # Rows carry columns that the model's forward does not take: the noise is drawn from them.
@@ -74,6 +79,7 @@ class SBDConfig(Noising, TrainingArguments):
             raise ValueError(f"block_sizes must be integers of at least 1, not {self.block_sizes}")
         if not 0 <= self.block_size_curriculum <= 1:
             raise ValueError(f"block_size_curriculum must be between 0 and 1, not {self.block_size_curriculum}")
+        check_at_least(1, pad_to_multiple_of=self.pad_to_multiple_of)
         check_at_least(0, ntp_weight=self.ntp_weight, matp_weight=self.matp_weight)
         self.check_noising()
         for name, kind in get_type_hints(SBDConfig).items():

@@ -1,53 +1,61 @@
 """Tests of the Triton kernel, run by `test_paged_kernel.py` in a process where Triton's functions are interpreted."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capturable import Uncapturable
 from paged import random_pass
 from setblock.model.attention import paged_kernel
 from setblock.model.attention.paged_attention import TritonAttention, paged_attention
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _empty_memory_is_nan() -> Iterator[None]:
+    """What the kernel reads and did not write shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@settings(max_examples=10)  # each takes up to seconds
 @given(
-    rows=st.integers(2, 3),
-    groups=st.integers(1, 3),
+    rows=st.just(2),
+    groups=st.integers(1, 2),
     of_group=st.integers(1, 4),
-    queries=st.integers(1, 20),
+    queries=st.integers(1, 12),
     size=st.sampled_from([8, 24, 64]),
     page_tokens=st.sampled_from([1, 16, 24]),
-    most=st.sampled_from([2, 30]),
+    most=st.sampled_from([3, 12]),
     window=st.sampled_from([None, 1, 7, 40]),
-    has_branches=st.booleans(),
     has_nan=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_equals_plain_attention(window: int | None, page_tokens: int, most: int, queries: int, **sizes: Any) -> None:
-    queries = min(queries, page_tokens * most // 2)
+    queries = min(queries, page_tokens * most // 3)
     one = random_pass(page_tokens=page_tokens, most=most, queries=queries, **sizes)
     found = one.by(TritonAttention(of_group=sizes["of_group"]), window)
     # 1e-5 and not 1e-6: the kernel adds tiles of keys up, and then splits, each with another greatest score
     torch.testing.assert_close(found.double(), one.naive(window), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "queries", "of_group", "size"), [(1, 1, 4, 64), (1, 64, 4, 16), (2, 40, 2, 160)])
+@pytest.mark.parametrize(("rows", "queries", "of_group", "size"), [(1, 1, 4, 64), (1, 33, 4, 16), (1, 20, 4, 160)])
 def test_keys_and_queries_are_split(rows: int, queries: int, of_group: int, size: int) -> None:
     """Over more programs than one: a row of few queries by its keys, one of more queries than a program takes by them, too."""
     one = random_pass(
-        rows=rows + 1, groups=1, of_group=of_group, queries=queries, size=size, page_tokens=16, most=100, seed=3
+        rows=rows + 1, groups=1, of_group=of_group, queries=queries, size=size, page_tokens=16, most=40, seed=3
     )
     found = one.by(TritonAttention(of_group=of_group))
     torch.testing.assert_close(found.double(), one.naive(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 16])
+@pytest.mark.parametrize("splits", [1, 2, 5])
 def test_the_number_of_splits_changes_nothing(splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paged_kernel, "_LEAST_SPLIT", 1)
-    monkeypatch.setattr(paged_kernel, "_processors", lambda device: 2 * splits)  # 4 programs without a split
+    monkeypatch.setattr(paged_kernel, "_processors", lambda device: 4 * splits)  # 4 programs without a split
     one = random_pass(rows=2, groups=2, of_group=3, queries=5, size=16, most=20)
     found = one.by(TritonAttention(of_group=3), window=100)
     torch.testing.assert_close(found.double(), one.naive(window=100), rtol=1e-5, atol=1e-5)
@@ -66,7 +74,5 @@ def test_half_precision_is_summed_in_float32() -> None:
 def test_preparation_can_be_captured() -> None:
     one = random_pass(rows=3, groups=2, of_group=3, queries=5, size=16)
     attention = TritonAttention(of_group=3)
-    with Uncapturable() as found:
-        places, mask = attention.places(one.given), attention.mask(one.given, None)
-    assert not found.counts
+    places, mask = Tape().capture(lambda: (attention.places(one.given), attention.mask(one.given, None)))
     assert (places.dtype, mask.dtype, mask.shape) == (torch.int32, torch.int32, (3, 1, 5, 2))

@@ -180,5 +180,7 @@ def _document_flex(
 
 
 for _name, _attend in (("sdpa", _document_sdpa), ("flex_attention", _document_flex)):
-    AttentionInterface.register(LAYERED[_name], _attend)
+    # Compiled layers call it as it is: traced, its runs would be compiled anew for each batch
+    _opaque = torch.compiler.disable(_attend)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(LAYERED[_name], _opaque)
     AttentionMaskInterface.register(LAYERED[_name], sdpa_mask)

@@ -44,7 +44,6 @@ class PagedInput:
     limits: Tensor  # [R, Q] int64; 0 for padding, which sees nothing
     pages: int  # P
     page_tokens: int  # positions of a page
-    besides: tuple[Tensor, Tensor] | None = None  # [R, Q] int64 each
 
     def mask_mod(self, window: int | None) -> MaskMod:
         """Return the mask of layers with this window, over positions."""
@@ -57,15 +56,15 @@ class PagedInput:
         return self.page_table.gather(1, number) * self.page_tokens + positions % self.page_tokens
 
     def bounds(self, window: int | None) -> Tensor:
-        """Return the ranges of positions that each query sees, [R, Q, 2] int64, or [R, Q, 4] with `besides`: from the first of
-        a pair up to the second, which is left out."""
+        """Return the range of positions that each query sees, [R, Q, 2] int64: from the first up to the second, which is left
+        out."""
         first = torch.zeros_like(self.limits) if window is None else (self.positions - window + 1).clamp(min=0)
-        return torch.stack([first, self.limits, *(self.besides or ())], dim=-1)
+        return torch.stack([first, self.limits], dim=-1)
 
     @property
     def ends(self) -> Tensor:
         """[R] int64, the position past the last that any query of a row sees."""
-        return self.bounds(None)[..., 1::2].amax(dim=(1, 2))
+        return self.limits.amax(dim=1)
 
 
 class PagedAttention(Protocol):
@@ -107,10 +106,9 @@ class GatherAttention:
         keys = given.page_table.shape[1] * given.page_tokens
         positions = torch.arange(keys, device=given.limits.device)[None]
         slots, ends = given.slots(positions), given.ends[:, None]
-        bounds = given.bounds(None)
         # Behind a row's end other rows may have left NaN: its first position is read there, which it sees anyway
         slots = torch.where(positions < ends, slots, slots[:, :1])
-        return _Gathered(slots.flatten(), (bounds[..., 1::2] > bounds[..., ::2]).any(dim=-1)[..., None, None])
+        return _Gathered(slots.flatten(), (given.limits > 0)[..., None, None])
 
     def mask(self, given: PagedInput, window: int | None) -> Tensor:
         """Return a bool mask [R, 1, G Q, K]."""
@@ -166,8 +164,7 @@ class FlexAttention:
         (rows, most), queries, device = table.shape, given.limits.shape[1], table.device
 
         # 1. The pages that any query of a row sees, in order: the first `count` of `index`
-        bounds = given.bounds(window)
-        first = bounds[..., ::2].amin(dim=(1, 2)) // page_tokens  # [R]
+        first = given.bounds(window)[..., 0].amin(dim=1) // page_tokens  # [R]
         end = -(-given.ends // page_tokens)
         place = torch.arange(most, device=device)[None]
         listed = min(most, pages)
@@ -238,7 +235,7 @@ class TritonAttention:
         return given.page_table.int()
 
     def mask(self, given: PagedInput, window: int | None) -> Tensor:
-        """Return the bounds of each query, [R, 1, Q, 2 or 4] int32."""
+        """Return the bounds of each query, [R, 1, Q, 2] int32."""
         return given.bounds(window).int()[:, None]
 
     def attend(

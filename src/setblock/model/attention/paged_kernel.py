@@ -13,19 +13,11 @@ _LEAST_SPLIT = 256  # keys of a program: with fewer, adding up costs more than i
 
 
 @triton.jit
-def _seen(n, first, limit, other_first, other_limit, HAS_OTHER: tl.constexpr):
-    seen = (n[None, :] >= first[:, None]) & (n[None, :] < limit[:, None])
-    if HAS_OTHER:
-        seen = seen | ((n[None, :] >= other_first[:, None]) & (n[None, :] < other_limit[:, None]))
-    return seen
-
-
-@triton.jit
 def _attend(
     query, keys, values, table, bounds, sums, tops, scale,
     stride_r, stride_h, stride_q, most,
     GROUPS: tl.constexpr, OF_GROUP: tl.constexpr, QUERIES: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, HAS_OTHER: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     group, part = tl.program_id(1) % GROUPS, tl.program_id(1) // GROUPS
@@ -37,15 +29,10 @@ def _attend(
     head = group * OF_GROUP + m // QUERIES
     where_q = row * stride_r + head[:, None] * stride_h + (m % QUERIES)[:, None] * stride_q + d[None, :]
     q = tl.load(query + where_q, mask=is_real[:, None] & (d[None, :] < SIZE), other=0.0)
-    of_query = bounds + (row * QUERIES + m % QUERIES) * (4 if HAS_OTHER else 2)
+    of_query = bounds + (row * QUERIES + m % QUERIES) * 2
     first, limit = tl.load(of_query, mask=is_real, other=0), tl.load(of_query + 1, mask=is_real, other=0)
-    start, end, other_first, other_limit = first, limit, first, limit
-    if HAS_OTHER:
-        other_first = tl.load(of_query + 2, mask=is_real, other=0)
-        other_limit = tl.load(of_query + 3, mask=is_real, other=0)
-        start, end = tl.minimum(start, other_first), tl.maximum(end, other_limit)
-    end = tl.max(end, axis=0)
-    start = tl.min(tl.where(is_real, start, end), axis=0)  # those of any query
+    end = tl.max(limit, axis=0)
+    start = tl.min(tl.where(is_real, first, end), axis=0)  # those of any query
 
     # 2. This program's tiles of keys
     tiles = (end + KEYS - 1) // KEYS
@@ -63,7 +50,8 @@ def _attend(
         is_key = inside[:, None] & (d[None, :] < SIZE)
         k = tl.load(keys + slot[:, None] + d[None, :], mask=is_key, other=0.0)  # [KEYS, WIDTH]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(_seen(n, first, limit, other_first, other_limit, HAS_OTHER), scores, -float("inf"))
+        seen = (n[None, :] >= first[:, None]) & (n[None, :] < limit[:, None])
+        scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         base = tl.where(higher == -float("inf"), 0.0, higher)  # of a query that has seen nothing yet
         weights, kept = tl.exp(scores - base[:, None]), tl.exp(top - base)
@@ -72,9 +60,11 @@ def _attend(
         total = total * kept + tl.sum(weights, axis=1)
         top = higher
 
-    # 3. Its sum, with the greatest score and the sum of weights
+    # 3. Its sum, with the greatest score and the sum of weights. Where it saw no key, the sum is neither written nor read
     place = ((row * GROUPS + group) * SPLITS + split) * OF_GROUP * QUERIES + m
-    tl.store(sums + place[:, None] * SIZE + d[None, :], found, mask=is_real[:, None] & (d[None, :] < SIZE))
+    is_written = tl.where(total > 0.0, m, OF_GROUP * QUERIES) < OF_GROUP * QUERIES
+    is_written = is_written[:, None] & (d[None, :] < SIZE)
+    tl.store(sums + place[:, None] * SIZE + d[None, :], found, mask=is_written)
     tl.store(tops + place * 2, top, mask=is_real)
     tl.store(tops + place * 2 + 1, total, mask=is_real)
 
@@ -95,9 +85,9 @@ def _add_up(
     total, found = 0.0, tl.zeros([WIDTH], tl.float32)
     for split in range(SPLITS):
         place = first + split * OF_GROUP * QUERIES
-        weight = tl.exp(tl.load(tops + place * 2) - base)
-        total += weight * tl.load(tops + place * 2 + 1)
-        found += weight * tl.load(sums + place * SIZE + d, mask=d < SIZE, other=0.0)
+        weight, part = tl.exp(tl.load(tops + place * 2) - base), tl.load(tops + place * 2 + 1)
+        total += weight * part
+        found += weight * tl.load(sums + place * SIZE + d, mask=tl.where(part > 0.0, d, SIZE) < SIZE, other=0.0)
     found = found / tl.where(total == 0.0, 1.0, total)  # zeros where nothing is seen
     where_out = (row * QUERIES + q) * GROUPS * OF_GROUP + head
     tl.store(out + where_out * SIZE + d, found.to(out.dtype.element_ty), mask=d < SIZE)
@@ -107,7 +97,7 @@ def attend_pages(
     query: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, bounds: Tensor, *, scale: float
 ) -> Tensor:
     """Return attention [R, Q, H, D] of a query [R, H, Q, D] to pages [P, page, H', D], which are contiguous, with the page
-    table [R, M] int32 and the `bounds` [R, 1, Q, 2 or 4] int32 of `PagedInput.bounds`."""
+    table [R, M] int32 and the `bounds` [R, 1, Q, 2] int32 of `PagedInput.bounds`."""
     (rows, heads, queries, size), (_, page, groups, _) = query.shape, keys.shape
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
     query = query if query.stride(-1) == 1 else query.contiguous()
@@ -118,7 +108,7 @@ def attend_pages(
     tile = 64 if width * keys.itemsize <= 256 else 32
     parts = triton.cdiv(of_group * queries, row_count)
     capacity = page_table.shape[1] * page  # keys of a row
-    splits = max(1, min(triton.cdiv(capacity, _LEAST_SPLIT), 2 * _processors(query.device) // (rows * groups * parts)))
+    splits = max(1, min(triton.cdiv(capacity, _LEAST_SPLIT), _processors(query.device) // (rows * groups * parts)))
     sums = query.new_empty((rows, groups, splits, of_group * queries, size), dtype=torch.float32)
     tops = query.new_empty((rows, groups, splits, of_group * queries, 2), dtype=torch.float32)
     out = query.new_empty((rows, queries, heads, size))
@@ -126,7 +116,7 @@ def attend_pages(
     _attend[rows, groups * parts, splits](
         query, keys, values, page_table.contiguous(), bounds.contiguous(), sums, tops, scale,
         *query.stride()[:3], page_table.shape[1],
-        **sizes, PAGE=page, HAS_OTHER=bounds.shape[-1] == 4, ROWS=row_count, KEYS=tile, WIDTH=width,
+        **sizes, PAGE=page, ROWS=row_count, KEYS=tile, WIDTH=width,
         num_warps=4 if row_count <= 64 else 8,
     )  # fmt: skip
     _add_up[rows, heads * queries](sums, tops, out, **sizes, WIDTH=width)

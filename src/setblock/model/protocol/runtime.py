@@ -214,6 +214,9 @@ class StaticRunner(Protocol):
     def place(self, rows: Sequence[int], pages: Sequence[Sequence[int]]) -> None:
         """Write the pages of rows of the table, from the first position on, as far as they have changed."""
 
+    def clear(self, pages: Sequence[int]) -> None:
+        """Make sure that what pages hold now, which may be NaN, spoils no pass of their next owner."""
+
     def logits(self, inputs: ModelInput, *, rows: Tensor) -> Tensor:
         """Run one pass, and return the logits of all outputs, [R, m, V] float32.
 

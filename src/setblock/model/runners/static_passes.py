@@ -68,6 +68,16 @@ class StaticPasses(StaticRunner):
         self._pages[:, :width].index_copy_(0, at.to(device), table.to(device))
         self._placed.update(changed)
 
+    def clear(self, pages: Sequence[int]) -> None:
+        """Fill pages with zeros, where the attention reads what a page held before: 0 times NaN is NaN."""
+        if not self._attention.needs_finite_pages:
+            return
+        tokens = self._runner.page_tokens
+        for layer in self._runner.cache.layers:
+            for page in pages:
+                layer.keys[page * tokens : (page + 1) * tokens].zero_()
+                layer.values[page * tokens : (page + 1) * tokens].zero_()
+
     @one_at_a_time(of=lambda passes: passes._model)
     def logits(self, inputs: ModelInput, *, rows: Tensor) -> Tensor:
         """Run one pass over [R, Q] tokens and return the logits of all outputs, [R, m, V] float32.

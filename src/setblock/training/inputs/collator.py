@@ -61,7 +61,7 @@ class SBDCollator(TrainerCallback):
             copies, shift = self.args.noisy_copies, self.args.logit_shift
             return cut_inputs(rows, halves, copies=copies, logit_shift=shift, seed=seed)
         if self.args.objective == "ntp":
-            return ntp_inputs(rows, is_flat=self.is_flat)
+            return ntp_inputs(rows, is_flat=self.is_flat, multiple=self.args.pad_to_multiple_of or 1)
         return doubled_inputs(
             rows,
             **noise,
@@ -69,6 +69,7 @@ class SBDCollator(TrainerCallback):
             idle_blocks=False,
             causal_block=self.args.block_attention == "causal",
             is_flat=self.is_flat,
+            multiple=self.args.pad_to_multiple_of or 1,
         )
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:

@@ -84,10 +84,10 @@ class TrainingInputs:
         return replace(self, **changed)
 
 
-def ntp_inputs(rows: dict[str, Tensor], *, is_flat: bool = False) -> TrainingInputs:
+def ntp_inputs(rows: dict[str, Tensor], *, is_flat: bool = False, multiple: int = 1) -> TrainingInputs:
     """Return the inputs of plain next-token training: the clean rows only, N = 0; for the arguments see `doubled_inputs`."""
     halves = [concatenated([])] * len(rows["input_ids"])
-    return _side_by_side(rows, halves, logit_shift=False, end_of_text_id=0, is_flat=is_flat)
+    return _side_by_side(rows, halves, logit_shift=False, end_of_text_id=0, is_flat=is_flat, multiple=multiple)
 
 
 def doubled_inputs(
@@ -103,6 +103,7 @@ def doubled_inputs(
     idle_blocks: bool = True,
     causal_block: bool = False,
     is_flat: bool = False,
+    multiple: int = 1,
 ) -> TrainingInputs:
     """Return the doubled input [x ‖ x̂] of eq. 14, for any number of noisy copies.
 
@@ -117,6 +118,7 @@ def doubled_inputs(
         idle_blocks: keep blocks without a target. No other token sees them, so nothing changes without them.
         causal_block: as in `masks.train_mask`.
         is_flat: make one row of all, without padding: all clean tokens, then all noisy ones. Not for whole-row masks.
+        multiple: pad T to a multiple of this.
     """
     halves = noisy_halves(
         rows,
@@ -128,7 +130,9 @@ def doubled_inputs(
         seed=seed,
     )
     halves = [_in_order(half, None if idle_blocks else learned_tokens(half, logit_shift)) for half in halves]
-    inputs = _side_by_side(rows, halves, logit_shift=logit_shift, end_of_text_id=end_of_text_id, is_flat=is_flat)
+    inputs = _side_by_side(
+        rows, halves, logit_shift=logit_shift, end_of_text_id=end_of_text_id, is_flat=is_flat, multiple=multiple
+    )
     return replace(inputs, causal_block=causal_block)
 
 
@@ -146,7 +150,13 @@ def noisy_halves(rows: dict[str, Tensor], *, seed: tuple[int, ...], **options: A
 
 
 def _side_by_side(
-    rows: dict[str, Tensor], halves: Sequence[NoisyHalf], *, logit_shift: bool, end_of_text_id: int, is_flat: bool
+    rows: dict[str, Tensor],
+    halves: Sequence[NoisyHalf],
+    *,
+    logit_shift: bool,
+    end_of_text_id: int,
+    is_flat: bool,
+    multiple: int,
 ) -> TrainingInputs:
     """Return rows [B, L] with their noisy halves; the arguments are those of `doubled_inputs`."""
     if is_flat:
@@ -154,6 +164,7 @@ def _side_by_side(
     documents = rows["document_ids"].numpy()  # [B, L]
     batch, clean = documents.shape
     noisy = max(len(half.input_ids) for half in halves)
+    noisy += -(clean + noisy) % multiple
     length = clean + noisy
 
     # 1. The noisy half. Padding: its own document, and its own block, so that no query is left without a key.

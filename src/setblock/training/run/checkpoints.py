@@ -31,7 +31,7 @@ RECORD = "trained.json"
 
 # Values of the training section that may change when a run resumes: they don't change what is learned.
 _FREE = re.compile(
-    r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqdm|dataloader_.*|use_cpu|fsdp.*|ddp_.*|activation_checkpointing"
+    r"output_dir|logging_.*|save_.*|eval_.*|report_to|disable_tqdm|dataloader_.*|use_cpu|fsdp.*|ddp_.*|activation_checkpointing|torch_compile.*"
     # Their product, the global batch, is recorded.
     r"|per_device_train_batch_size|gradient_accumulation_steps|global_batch_size"
 )

@@ -26,6 +26,7 @@ from setblock.training.inputs.doubled import Targets, TrainingInputs
 from setblock.training.loss.forward import CleanHalf, split_head, training_loss
 from setblock.training.loss.loss import SBDLoss
 from setblock.training.run.saving import Completeness
+from setblock.training.trainer.compiling import CompiledLayers, without_whole_model
 from setblock.training.trainer.metrics import StepClock, TokenCost
 from setblock.training.trainer.optimizer import MuonAdamW
 from setblock.training.trainer.sharding import is_sharded, reshard, set_up, share_buffers, with_tied_weights_visible
@@ -98,6 +99,7 @@ class SBDTrainer(Trainer):
         model = sbd.model if adapter is None else add_adapter(sbd, adapter)
         if is_sharded(args):
             share_buffers(model)
+        self._compiled_layers = CompiledLayers(sbd.model, args)
         super().__init__(model, args, data_collator=self._collator, processing_class=sbd.tokenizer, **kwargs)
         if args.save_on_each_node:
             self.model.should_save_on_this_rank = bool  # else the first process of all nodes alone writes the weights
@@ -132,7 +134,8 @@ class SBDTrainer(Trainer):
             # Whole gradients of all weights, kept over the passes of a step, are what sharding is to avoid.
             given = self.args.accelerator_config.gradient_accumulation_kwargs or {}
             self.args.accelerator_config.gradient_accumulation_kwargs = {"sync_each_batch": True} | given
-        super().create_accelerator_and_postprocess()
+        with without_whole_model(self.args):
+            super().create_accelerator_and_postprocess()
         if self.is_fsdp_enabled:
             set_up(self.accelerator.state.fsdp_plugin)
             self.accelerator.prepare = with_tied_weights_visible(self.accelerator.prepare)
@@ -192,7 +195,7 @@ class SBDTrainer(Trainer):
         # PEFT would cast inputs of an adapter's layers to float32, which autocast casts back to half precision at once.
         uncast = uncast_inputs if self.accelerator.mixed_precision in ("bf16", "fp16") else nullcontext
         try:
-            with document_attention(self._base), uncast(self.model):
+            with document_attention(self._base), uncast(self.model), self._compiled_layers.active():
                 loss: Tensor = super().training_step(*args, **kwargs)
                 return loss
         finally:

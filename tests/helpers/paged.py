@@ -31,7 +31,7 @@ class Pass:
             each[given.page_table].flatten(1, 2).double().nan_to_num(0.0) for each in (self.keys, self.values)
         )
         mask = to_dense(
-            decode_mask(position_ids=given.positions, limits=given.limits, window=window, besides=given.besides),
+            decode_mask(position_ids=given.positions, limits=given.limits, window=window),
             batch=rows,
             queries=queries,
             keys=keys.shape[1],
@@ -56,7 +56,6 @@ def random_pass(
     page_tokens: int = 16,
     most: int = 4,
     seed: int = 0,
-    has_branches: bool = False,
     has_nan: bool = False,
 ) -> Pass:
     """A pass whose rows feed some tokens causally and then a block, at random places, on random pages."""
@@ -64,23 +63,16 @@ def random_pass(
     keys, values = torch.randn(2, pages, page_tokens, groups, size, generator=numbers)
     query = torch.randn(rows, queries, groups * of_group, size, generator=numbers).transpose(1, 2)  # as layers have it
     table = torch.randperm(pages, generator=numbers)[: rows * most].view(rows, most)
-    room = queries * (2 if has_branches else 1)
-    start = torch.randint(0, capacity - room + 1, (rows, 1), generator=numbers)
+    start = torch.randint(0, capacity - queries + 1, (rows, 1), generator=numbers)
     positions = start + torch.arange(queries)
     causal = torch.randint(0, queries + 1, (rows, 1), generator=numbers)
     limits = torch.where(torch.arange(queries) < causal, positions + 1, start + queries)
     limits[-1] = 0
-    ends, besides = limits.amax(dim=1, keepdim=True), None
-    if has_branches:
-        first = (start + queries).expand(-1, queries)
-        last = first + torch.randint(0, queries + 1, first.shape, generator=numbers)
-        last[-1] = first[-1]
-        besides, ends = (first, last), last.amax(dim=1, keepdim=True)
-        ends[-1] = 0
+    ends = limits.amax(dim=1, keepdim=True)
     if has_nan:  # what other rows left behind the ends
         slots = table.repeat_interleave(page_tokens, dim=1) * page_tokens + torch.arange(page_tokens).repeat(most)
         unseen = torch.ones(pages * page_tokens, dtype=torch.bool)
         unseen[slots[torch.arange(capacity) < ends]] = False
         for each in (keys, values):
             each.view(-1, groups, size)[unseen] = torch.nan
-    return Pass(query, keys, values, PagedInput(table, positions, limits, pages, page_tokens, besides))
+    return Pass(query, keys, values, PagedInput(table, positions, limits, pages, page_tokens))
