@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measuring.tape import Tape
 from paged import random_pass
 from setblock.model.attention import paged_kernel
 from setblock.model.attention.paged_attention import TritonAttention, paged_attention
