@@ -73,6 +73,13 @@ class Grammars:
         """Return a form that is compiled already."""
         return None if self._held.get(structure) is None else self._kept(structure)
 
+    def tried(self, structure: Structure) -> Compiled:
+        """Return a form compiled, without a trial here: another process has tried it with the same tokenizer. While the caller
+        holds it, `matcher` finds it."""
+        if (held := self._held.get(structure)) is None:
+            held = self._held[structure] = Compiled(compile_form(self.vocabulary, structure))
+        return held
+
     @cached_property
     def special(self) -> dict[str, int]:
         """Return the added tokens that no text of a grammar is made of, with their ids: those that the tokenizer calls special,
@@ -89,8 +96,7 @@ class Grammars:
             return held
         if fault := self._sandbox.fault(structure):
             raise ParameterError(fault)
-        made = self._held[structure] = Compiled(compile_form(self.vocabulary, structure))
-        return made
+        return self.tried(structure)
 
 
 def _tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
