@@ -10,12 +10,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from integrations.slot_engine import generated
-from integrations.vllm.engines import offline, passes_so_far
+from in_vllm.engines import offline, passes_so_far
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.plugin import STOCK
 from setblock.model.sbd_model import SBDModel
+from setblock_vllm.plugin import STOCK
+from slot_engine import generated
 
 # vLLM's attention on a CPU wants heads of at least 32.
 SHAPE = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}

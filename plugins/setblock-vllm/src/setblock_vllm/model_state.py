@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.config import sbd_config_of
-from setblock.integrations.vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
-from setblock.integrations.vllm.slots import BlockSlots
+from setblock_vllm import vllm_api
+from setblock_vllm.config import sbd_config_of
+from setblock_vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
+from setblock_vllm.slots import BlockSlots
 
 
 class SetBlockModelState(vllm_api.DefaultModelState):

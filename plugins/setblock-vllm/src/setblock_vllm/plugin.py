@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from setblock.integrations.vllm import vllm_api
+from setblock_vllm import vllm_api
 
 PREFIX = "SetBlock"
 STOCK = tuple(name for name in vllm_api.HOMES if name.endswith("ForCausalLM"))
@@ -14,7 +14,7 @@ class SetBlockDecoding:
     @staticmethod
     def get_model_state_cls() -> type:
         """Return the class that vLLM's model runner asks for."""
-        from setblock.integrations.vllm.model_state import SetBlockModelState
+        from setblock_vllm.model_state import SetBlockModelState
 
         return SetBlockModelState
 
@@ -40,9 +40,9 @@ def register() -> None:
 
     With a version of vLLM that is not supported, other models are served as before, and `SetBlockConfig` refuses ours.
     """
-    from setblock.integrations.vllm.config import SetBlockConfig
+    from setblock_vllm.config import SetBlockConfig
 
     for stock in STOCK:
         name = PREFIX + stock
-        vllm_api.ModelRegistry.register_model(name, f"setblock.integrations.vllm.plugin:{name}")
+        vllm_api.ModelRegistry.register_model(name, f"setblock_vllm.plugin:{name}")
         vllm_api.MODELS_CONFIG_MAP[name] = SetBlockConfig

@@ -17,12 +17,12 @@ from setblock.decoding.samplers import EntropyBounded, Factor
 from setblock.decoding.settings.operating_point import with_calibration
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
-from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.config import SetBlockConfig, overrides_for
-from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported, settings_of
-from setblock.integrations.vllm.plugin import STOCK, register
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
+from setblock_vllm import vllm_api
+from setblock_vllm.config import SetBlockConfig, overrides_for
+from setblock_vllm.parameters import Served, admitted, refuse_unsupported, settings_of
+from setblock_vllm.plugin import STOCK, register
 
 
 def params(**fields: Any) -> SimpleNamespace:
@@ -163,16 +163,16 @@ class Registry:
         register()
 
 
-def test_the_extra_installs_what_is_supported() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    wanted = project["optional-dependencies"]["vllm"][0]
-    assert Requirement(wanted).specifier == vllm_api.SUPPORTED
+def test_the_distribution_requires_what_is_supported() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    (wanted,) = [each for each in map(Requirement, project["dependencies"]) if each.name == "vllm"]
+    assert wanted.specifier == vllm_api.SUPPORTED
 
 
 def test_the_plugin_registers_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry(monkeypatch, "0.32.0")
     names = [f"SetBlock{name}" for name in STOCK]
-    assert registry.models == {name: f"setblock.integrations.vllm.plugin:{name}" for name in names}
+    assert registry.models == {name: f"setblock_vllm.plugin:{name}" for name in names}
     assert registry.configs == dict.fromkeys(names, SetBlockConfig)
 
 
@@ -225,7 +225,7 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
     assert config.attention_config.use_non_causal
     assert Served.here is not None
     assert (Served.here.sbd_config.block_sizes, Served.here.canvas_length) == ((4, 8), 8)
-    assert config.model_config.logits_processors == ["setblock.integrations.vllm.admission:BlockAdmission"]
+    assert config.model_config.logits_processors == ["setblock_vllm.admission:BlockAdmission"]
     overrides = config.model_config.override_generation_config
     assert overrides["temperature"] is None  # a checkpoint's own default would make vLLM refuse every request
     assert overrides["top_p"] == 0.5  # what the operator sets stays
@@ -299,7 +299,7 @@ def test_an_untrained_checkpoint_is_refused(tokenizer: PreTrainedTokenizerBase, 
 
 
 def test_empty_passes_have_empty_logits() -> None:
-    from setblock.integrations.vllm.plugin import SetBlockDecoding
+    from setblock_vllm.plugin import SetBlockDecoding
 
     class Model(SetBlockDecoding):
         config = SimpleNamespace(vocab_size=7)

@@ -22,9 +22,9 @@ from setblock.decoding.state.state import BatchState, RequestParams
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
-from setblock.integrations.vllm.parameters import width_of
 from setblock.model.protocol.runtime import PassPlan
 from setblock.model.protocol.sbd_config import SBDModelConfig
+from setblock_vllm.parameters import width_of
 
 
 class BlockSlots:

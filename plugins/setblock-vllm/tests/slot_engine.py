@@ -13,10 +13,10 @@ import torch
 from naive import full_logits
 from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.parameters import width_of
-from setblock.integrations.vllm.slots import BlockSlots
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.sbd_model import SBDModel
+from setblock_vllm.parameters import width_of
+from setblock_vllm.slots import BlockSlots
 
 
 @dataclass

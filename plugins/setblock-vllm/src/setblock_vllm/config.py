@@ -5,12 +5,12 @@ from typing import Any
 
 from setblock.decoding.settings.resolve import usual_block_size
 from setblock.errors import SetBlockError, check_at_least, prefixed
-from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.parameters import Served, width_of
-from setblock.integrations.vllm.plugin import PREFIX, STOCK
 from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config
+from setblock_vllm import vllm_api
+from setblock_vllm.parameters import Served, width_of
+from setblock_vllm.plugin import PREFIX, STOCK
 
-ADMISSION = "setblock.integrations.vllm.admission:BlockAdmission"
+ADMISSION = "setblock_vllm.admission:BlockAdmission"
 # Not read from generation_config.json: block decoding has its own defaults, and vLLM refuses a request with another
 # temperature.
 _SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from answers import reciting
 from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
-from integrations.slot_engine import generated, serve
 from setblock.decoding.samplers import (
     EntropyBounded,
     Factor,
@@ -20,8 +19,9 @@ from setblock.decoding.samplers import (
     Sampler,
 )
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.plugin import STOCK
 from setblock.model.sbd_model import SBDModel
+from setblock_vllm.plugin import STOCK
+from slot_engine import generated, serve
 
 Noise = Literal["mask", "uniform"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks.word_problems import WordProblem, word_problems
-from setblock.integrations.vllm.config import overrides_for
 from setblock.model.loading.named import BUNDLED_MODEL
+from setblock_vllm.config import overrides_for
 
 START_SECONDS = 900.0
 SIZES: dict[str, Any] = {

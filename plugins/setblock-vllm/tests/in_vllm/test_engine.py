@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import setblock
-from integrations.slot_engine import generated
-from integrations.vllm.engines import ask, figure, offline, passes_so_far, problems
+from in_vllm.engines import ask, figure, offline, passes_so_far, problems
 from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm import vllm_api
+from setblock_vllm import vllm_api
+from slot_engine import generated
 
 COUNT = int(os.environ.get("SETBLOCK_VLLM_PROBLEMS", "4"))
 
