@@ -5,8 +5,9 @@ from typing import Any
 
 from setblock.decoding.settings.resolve import usual_block_size
 from setblock.errors import SetBlockError, check_at_least, prefixed
-from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config
+from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock_vllm import vllm_api
+from setblock_vllm.adapter import ADAPTER_KEY, read_adapter, record_adapter, sbd_config_of
 from setblock_vllm.parameters import Served, width_of
 from setblock_vllm.plugin import PREFIX, STOCK
 
@@ -30,6 +31,8 @@ class SetBlockConfig:
         model_config = vllm_config.model_config
         sbd_config = sbd_config_of(model_config.hf_config)
         _refuse(vllm_config, sbd_config)
+        if (adapter := read_adapter(model_config, sbd_config)) is not None:
+            record_adapter(model_config, adapter[0])
         Served.here = Served(sbd_config, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
             width = width_of(sbd_config, model_config.hf_config.canvas_length)
@@ -41,23 +44,16 @@ class SetBlockConfig:
         model_config.logits_processors = processors if ADMISSION in processors else [*processors, ADMISSION]
 
 
-def sbd_config_of(hf_config: Any) -> SBDModelConfig:
-    """Return the SBD config that the checkpoint records. Raise `SetBlockError` if it has none."""
-    sbd_config = read_sbd_config(hf_config)
-    if sbd_config is None or not sbd_config.block_sizes:
-        raise SetBlockError(
-            "it was never trained for block decoding: serve it without --hf-overrides, or fine-tune it with `setblock train`"
-        )
-    return sbd_config
-
-
-def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[str, Any]:
+def overrides_for(
+    model: str | Path, *, block_size: int | None = None, adapter: str | Path | None = None
+) -> dict[str, Any]:
     """Return the `--hf-overrides` with which `vllm serve` decodes a checkpoint in blocks. Reads its config, never its weights.
 
     Args:
         model: a checkpoint's folder or hub id.
         block_size: the largest block size of a request, and its default; by default the largest that the model was trained
             with, at most 16.
+        adapter: the folder of an adapter on the future block of this model.
 
     Raises:
         SetBlockError: there is no such model, or vLLM can't decode it in blocks; the message names an alternative.
@@ -66,6 +62,8 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
 
     check_at_least(1, block_size=block_size)
     config, _ = load_tokenizer(model)
+    named = {} if adapter is None else {ADAPTER_KEY: str(adapter)}
+    config.update(named)
     with prefixed(f"model {model}"):
         sbd_config = sbd_config_of(config)
     name = (config.architectures or ["of no name"])[0]
@@ -74,7 +72,10 @@ def overrides_for(model: str | Path, *, block_size: int | None = None) -> dict[s
             f"model {model}: vLLM can't decode {name} in blocks, only {', '.join(STOCK)}; use `setblock serve`, or vLLM "
             "with next-token decoding"
         )
-    return {"architectures": [PREFIX + name], "canvas_length": block_size or usual_block_size(sbd_config.block_sizes)}
+    if block_size is None and not sbd_config.block_sizes:
+        raise SetBlockError(f"{adapter} records no block size: give block_size")
+    canvas_length = block_size or usual_block_size(sbd_config.block_sizes)
+    return {"architectures": [PREFIX + name], "canvas_length": canvas_length, **named}
 
 
 def _refuse(vllm_config: Any, sbd_config: SBDModelConfig) -> None:
@@ -101,7 +102,9 @@ def _refuse(vllm_config: Any, sbd_config: SBDModelConfig) -> None:
         raise SetBlockError(
             f"a sliding window of {window} tokens is only served up to its length: set --max-model-len {window}"
         )
-    if sbd_config.noisy_adapter:
+    if sbd_config.noisy_adapter and getattr(vllm_config, "lora_config", None) is not None:
+        raise SetBlockError("an adapter on the future block does not work with --enable-lora: leave one of the two out")
+    if sbd_config.noisy_adapter and getattr(parallel, "use_ubatching", False):
         raise SetBlockError(
-            "this checkpoint has an adapter on its future block, which vLLM can't load: use `setblock serve`"
+            "an adapter on the future block needs layers that see every token of a pass: leave out --enable-dbo"
         )

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from setblock_vllm import vllm_api
-from setblock_vllm.config import sbd_config_of
+from setblock_vllm.adapted_layers import Adapter
+from setblock_vllm.adapter import read_adapter, sbd_config_of
 from setblock_vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
 from setblock_vllm.slots import BlockSlots
 
@@ -34,6 +35,11 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             device=device,
         )
         self._slot_of: dict[str, int] = {}
+        self.adapter = None
+        if (read := read_adapter(self.model_config, sbd_config)) is not None:
+            self.adapter = Adapter(
+                model, *read, max_num_tokens=self.max_num_tokens, dtype=self.model_config.dtype, device=device
+            )
         # Read by captured CUDA graphs, so always the same memory.
         self._causal = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
@@ -86,6 +92,9 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         model_specific_attn_metadata: Any = None,
     ) -> Any:
         """Prepare attention as the default does, and add whether each request's pass is causal."""
+        if self.adapter is not None:
+            has_blocks = for_capture or input_batch.num_draft_tokens > 0
+            self.adapter.mark(input_batch, self.slots.block_starts, is_open=has_blocks)
         is_full = cudagraph_mode == vllm_api.CUDAGraphMode.FULL
         num_reqs = input_batch.num_reqs_after_padding if is_full else input_batch.num_reqs
         self._causal[:num_reqs] = 0

@@ -26,6 +26,8 @@ from setblock.model.protocol.runtime import PassPlan
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock_vllm.parameters import width_of
 
+NEVER = 2**62  # past all positions
+
 
 class BlockSlots:
     """The slots of up to S requests."""
@@ -38,6 +40,8 @@ class BlockSlots:
         self.device = torch.device(device)
         # [S] int32, whether the next pass of a request is causal: its prompt's, a commit, or any pass of causal blocks
         self.causal = torch.ones(slots, dtype=torch.int32, device=self.device)
+        # [S] int64, the position from which on a request's next pass feeds tokens of a block; NEVER in one without a block
+        self.block_starts = torch.full((slots,), NEVER, device=self.device)
         self._slots: list[int] = []  # of each row
         self._batch: list[tuple[BatchState, Policy]] = []  # of all rows; none where there is no row
 
@@ -83,6 +87,7 @@ class BlockSlots:
         self._batch = [_joined([*self._batch, (state, policy)])]
         self._slots.append(slot)
         self.causal[slot] = 1
+        self.block_starts[slot] = NEVER
 
     @torch.inference_mode()
     def close(self, slot: int) -> None:
@@ -123,7 +128,10 @@ class BlockSlots:
         # 3. The order of vLLM's requests
         is_causal = state.is_prefill | (state.cache.committed < state.block.start) | state.answer.finished
         is_causal = plan.of(is_causal | self.sbd_config.causal_block)
-        self.causal[torch.tensor(slots, device=self.device)[order]] = is_causal.to(self.causal.dtype)
+        here = torch.tensor(slots, device=self.device)[order]
+        self.causal[here] = is_causal.to(self.causal.dtype)
+        no_block = state.is_prefill | state.answer.finished
+        self.block_starts[here] = plan.of(torch.where(no_block, NEVER, state.block.start))
         requested = order.argsort()
         return tokens[requested], count[requested]
 

@@ -29,6 +29,12 @@ HOMES = {
     "build_attn_metadata": "vllm.v1.worker.gpu.attn_utils:build_attn_metadata",
     "SamplerOutput": "vllm.v1.worker.gpu.sample.output:SamplerOutput",
     "InputBatch": "vllm.v1.worker.gpu.input_batch:InputBatch",
+    # the layers of an adapter
+    "LinearBase": "vllm.model_executor.layers.linear:LinearBase",
+    "LinearMethodBase": "vllm.model_executor.layers.linear:LinearMethodBase",
+    "QKVParallelLinear": "vllm.model_executor.layers.linear:QKVParallelLinear",
+    "ReplicatedLinear": "vllm.model_executor.layers.linear:ReplicatedLinear",
+    "RowParallelLinear": "vllm.model_executor.layers.linear:RowParallelLinear",
     # the architectures
     "LlamaForCausalLM": "vllm.model_executor.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "vllm.model_executor.models.mistral:MistralForCausalLM",

@@ -1,0 +1,108 @@
+"""An adapter on the future block in vLLM: drafts are those of `setblock.generate`, and the text is the base model's."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from families import tiny_sbd
+from in_vllm.engines import offline, passes_so_far
+from in_vllm.test_architectures import FAMILIES
+from setblock.decoding.samplers import EntropyPrefix
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.loading.loading import load
+from setblock.model.sbd_model import SBDModel
+from setblock_vllm.config import overrides_for
+from slot_engine import generated
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+MASK = {"mask_token_id": 3, "logit_shift": True, "first_token_from_causal": True}
+UNO = {"logit_shift": True, "first_token_from_causal": True, "causal_block": True}
+
+
+def save_adapter(model: nn.Module, folder: Path, facts: Mapping[str, Any] | None, *, std: float = 0.3) -> None:
+    """Save a random adapter of all projections of a model, as `setblock export` writes it; without `facts`, a UNO adapter."""
+    generator = torch.Generator().manual_seed(1)
+    weights = {}
+    for name, layer in model.named_modules():
+        if name.rpartition(".")[2] in PROJECTIONS and isinstance(layer, nn.Linear):
+            for part, shape in (("lora_A", (4, layer.in_features)), ("lora_B", (layer.out_features, 4))):
+                weights[f"base_model.model.{name}.{part}.weight"] = torch.randn(shape, generator=generator) * std
+    config: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "bias": "none"}
+    if facts is not None and "mask_token_id" in facts:
+        row = torch.randn(1, model.config.hidden_size, generator=generator)
+        weights["base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"] = row
+        config["trainable_token_indices"] = [facts["mask_token_id"]]
+    folder.mkdir()
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    if facts is not None:
+        recorded = {"block_sizes": [4, 8], "noisy_adapter": True, "version": 1, **facts}
+        (folder / "facts.json").write_text(json.dumps(recorded))
+
+
+@pytest.fixture(params=["llama", "qwen2", "mixtral", "uno"])
+def folders(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> tuple[Path, Path]:
+    """A base model that was never trained for blocks, and a random adapter of all its projections."""
+    architectures = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "mixtral": "MixtralForCausalLM"}
+    family, shape = FAMILIES[architectures.get(request.param, "LlamaForCausalLM")]
+    base = tiny_sbd(family, tokenizer, mode="shifted", initializer_range=0.25, **shape)
+    base.sbd_config = base.model.config.setblock = None
+    base.model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    facts = {**UNO, "noise_vocab_size": len(tokenizer)} if request.param == "uno" else MASK
+    save_adapter(base.model, tmp_path / "adapter", facts)
+    return tmp_path / "base", tmp_path / "adapter"
+
+
+@pytest.fixture
+def model(folders: tuple[Path, Path]) -> SBDModel:
+    return load(folders[0], adapter=folders[1])
+
+
+def engine_of(base: Path, adapter: Path, **options: Any) -> Any:
+    overrides = overrides_for(base, adapter=adapter)
+    return offline(blocks=False, model=base, hf_overrides=overrides, max_model_len=128, **options)
+
+
+@pytest.fixture
+def engine(folders: tuple[Path, Path]) -> Iterator[Any]:
+    made = engine_of(*folders)
+    yield made
+    made.llm_engine.engine_core.shutdown()
+
+
+def answers(engine: Any, prompts: Sequence[list[int]], extra: Mapping[str, Any]) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=32, extra_args=dict(extra))
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_drafts_are_those_of_generate(engine: Any, model: SBDModel, prompts: Sequence[list[int]]) -> None:
+    """In method `sbd` the text is what was drafted, so that a wrong product of any layer changes it."""
+    settings = DecodingSettings(method="sbd", sampler=EntropyPrefix(20.0), block_size=8, max_new_tokens=32)
+    expected = [generated(model, prompt, settings)[0] for prompt in prompts]
+    assert answers(engine, prompts, {"method": "sbd", "gamma": 20.0, "block_size": 8}) == expected
+    plain = [generated(model, prompt, replace(settings, method="ntp", sampler=None))[0] for prompt in prompts]
+    assert expected != plain
+
+
+def test_the_text_is_the_base_models(engine: Any, model: SBDModel, prompts: Sequence[list[int]]) -> None:
+    settings = DecodingSettings(method="exact", block_size=8, prompt_lookup=0, max_new_tokens=32)
+    extra = {"method": "exact", "block_size": 8, "prompt_lookup": 0}
+    plain = [generated(model, prompt, DecodingSettings(method="ntp", max_new_tokens=32))[0] for prompt in prompts]
+    for prompt, text in zip(prompts, plain, strict=True):
+        before = passes_so_far(engine)
+        assert answers(engine, [prompt], extra) == [text]
+        assert passes_so_far(engine) - before == generated(model, prompt, settings)[1]
+    assert answers(engine, prompts, extra) == plain
+    assert answers(engine, prompts, {"method": "ntp"}) == plain
