@@ -106,3 +106,16 @@ def test_the_text_is_the_base_models(engine: Any, model: SBDModel, prompts: Sequ
         assert passes_so_far(engine) - before == generated(model, prompt, settings)[1]
     assert answers(engine, prompts, extra) == plain
     assert answers(engine, prompts, {"method": "ntp"}) == plain
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("folders", ["llama", "one head of keys"], indirect=True)
+def test_two_processes_share_it(folders: tuple[Path, Path], model: SBDModel, prompts: Sequence[list[int]]) -> None:
+    """A and B are split as each layer's weights are; both processes have the only head of keys."""
+    settings = DecodingSettings(method="sbd", sampler=EntropyPrefix(20.0), block_size=8, max_new_tokens=32)
+    engine = engine_of(*folders, tensor_parallel_size=2)
+    try:
+        found = answers(engine, prompts, {"method": "sbd", "gamma": 20.0, "block_size": 8})
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+    assert found == [generated(model, prompt, settings)[0] for prompt in prompts]
