@@ -6,15 +6,14 @@ from typing import Any
 from setblock.decoding.settings.resolve import usual_block_size
 from setblock.errors import SetBlockError, check_at_least, prefixed
 from setblock.model.protocol.sbd_config import SBDModelConfig
-from setblock_vllm import vllm_api
+from setblock_vllm import fields, vllm_api
 from setblock_vllm.adapter import ADAPTER_KEY, read_adapter, record_adapter, sbd_config_of
 from setblock_vllm.parameters import Served, width_of
 from setblock_vllm.plugin import PREFIX, STOCK
 
 ADMISSION = "setblock_vllm.admission:BlockAdmission"
-# Not read from generation_config.json: block decoding has its own defaults, and vLLM refuses a request with another
-# temperature.
-_SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# Of the server's requests. Not read from generation_config.json: block decoding has its own defaults
+_SAMPLING_DEFAULTS = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None}
 
 
 class SetBlockConfig:
@@ -38,8 +37,9 @@ class SetBlockConfig:
             width = width_of(sbd_config, model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
-        for name in _SAMPLING_DEFAULTS:
-            model_config.override_generation_config.setdefault(name, None)
+        for name, value in _SAMPLING_DEFAULTS.items():
+            model_config.override_generation_config.setdefault(name, value)
+        fields.install()
         processors = list(model_config.logits_processors or [])
         model_config.logits_processors = processors if ADMISSION in processors else [*processors, ADMISSION]
 

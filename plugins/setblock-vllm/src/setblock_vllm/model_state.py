@@ -2,6 +2,7 @@
 the sampler splits a pass's logits by request and returns the committed tokens."""
 
 from dataclasses import replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from setblock_vllm.adapted_layers import Adapter
 from setblock_vllm.adapter import read_adapter, sbd_config_of
 from setblock_vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
 from setblock_vllm.slots import BlockSlots
+from setblock_vllm.structure import Form
 
 
 class SetBlockModelState(vllm_api.DefaultModelState):
@@ -43,6 +45,11 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         # Read by captured CUDA graphs, so always the same memory.
         self._causal = torch.zeros(self.max_num_reqs, dtype=torch.int32, device=device)
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, of which only forms of answers need to know."""
+        return vllm_api.cached_tokenizer_from_config(self.model_config)
+
     def custom_sampler(self, sampler: Any) -> tuple[Any, None]:
         """Return the sampler in place of vLLM's, and no rejection sampler."""
         return BlockSampler(self.slots, sampler.req_states), None
@@ -54,6 +61,9 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         block_size = max(1, (params.extra_args or {}).get(WIDTH_OF_VLLM, self.width) // self.blocks)
         ends = {*(params.stop_token_ids or ()), params.eos_token_id} - {None}
         settings = settings_of(params)
+        if settings.structure is not None:
+            form = Form(settings.structure, self.tokenizer)
+            settings = replace(settings, structure=None, constraints=(form,))
         self._slot_of[new_req_data.req_id] = req_index
         self.slots.open(
             req_index,

@@ -24,6 +24,11 @@ HOMES = {
     "CUDAGraphMode": "vllm.config.compilation:CUDAGraphMode",
     # admission of requests
     "LogitsProcessor": "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor",
+    "InputProcessor": "vllm.v1.engine.input_processor:InputProcessor",
+    "AsyncLLM": "vllm.v1.engine.async_llm:AsyncLLM",
+    "SamplingParams": "vllm.sampling_params:SamplingParams",
+    "VLLMValidationError": "vllm.exceptions:VLLMValidationError",
+    "cached_tokenizer_from_config": "vllm.tokenizers:cached_tokenizer_from_config",
     # a pass
     "DefaultModelState": "vllm.v1.worker.gpu.model_states.default:DefaultModelState",
     "build_attn_metadata": "vllm.v1.worker.gpu.attn_utils:build_attn_metadata",
