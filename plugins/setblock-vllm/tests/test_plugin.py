@@ -127,7 +127,7 @@ def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
     found = params(extra_args=admitted(params(extra_args={"method": "sbd", "seed": 3}), served))
     assert settings_of(found) == with_calibration(served, DecodingSettings(method="sbd", seed=3))
     assert settings_of(found).sampler == EntropyBounded(0.3)
-    assert found.extra_args["diffusion_canvas_length"] == 8
+    assert found.extra_args["diffusion_canvas_length"] == 16
     for own in ({}, {"method": "sbd", "gamma": 0.5}, {"method": "sbd", "block_size": 4}, {"method": "ntp"}):
         given = params(extra_args=own)
         assert settings_of(params(extra_args=admitted(given, served))) == settings_of(given)
@@ -221,7 +221,7 @@ def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
     config = vllm_config()
     SetBlockConfig.verify_and_update_config(config)
-    assert config.diffusion_config.canvas_length == 8
+    assert config.diffusion_config.canvas_length == 16, "room for a block and for the one that is committed"
     assert config.attention_config.use_non_causal
     assert Served.here is not None
     assert (Served.here.sbd_config.block_sizes, Served.here.canvas_length) == ((4, 8), 8)
@@ -232,13 +232,9 @@ def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
 
 
 @pytest.mark.usefixtures("some_vllm")
-def test_a_pass_has_room_for_two_causal_blocks() -> None:
+def test_a_request_is_fed_two_of_its_blocks() -> None:
     """That which it commits, and the next one. A request's block size is that of `generate`."""
-    config = vllm_config(setblock={"noise_vocab_size": 9, "causal_block": True, "block_sizes": [4], "version": 1})
-    SetBlockConfig.verify_and_update_config(config)
-    assert config.diffusion_config.canvas_length == 16
-    assert Served.here is not None
-    assert Served.here.canvas_length == 8
+    SetBlockConfig.verify_and_update_config(vllm_config())
     for extra, width in (({"block_size": 4}, 8), ({"method": "ntp"}, 1)):
         assert admitted(params(extra_args=extra), Served.here)["diffusion_canvas_length"] == width
     assert "diffusion_canvas_length" not in admitted(params(), Served.here)

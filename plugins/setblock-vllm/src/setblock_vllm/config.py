@@ -32,7 +32,7 @@ class SetBlockConfig:
         _refuse(vllm_config, sbd_config)
         Served.here = Served(sbd_config, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
-            width = width_of(sbd_config, model_config.hf_config.canvas_length)
+            width = width_of(model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
         for name in _SAMPLING_DEFAULTS:
