@@ -1,5 +1,6 @@
 """The vLLM plugin where no vLLM is: what it takes from a request, what it refuses, and the overrides it writes."""
 
+import json
 import math
 import tomllib
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from packaging.requirements import Requirement
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
@@ -19,7 +21,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
-from setblock_vllm import vllm_api
+from setblock_vllm import fields, vllm_api
 from setblock_vllm.config import SetBlockConfig, overrides_for
 from setblock_vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock_vllm.plugin import STOCK, register
@@ -127,7 +129,7 @@ def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
     found = params(extra_args=admitted(params(extra_args={"method": "sbd", "seed": 3}), served))
     assert settings_of(found) == with_calibration(served, DecodingSettings(method="sbd", seed=3))
     assert settings_of(found).sampler == EntropyBounded(0.3)
-    assert found.extra_args["diffusion_canvas_length"] == 8
+    assert found.extra_args["diffusion_canvas_length"] == 16
     for own in ({}, {"method": "sbd", "gamma": 0.5}, {"method": "sbd", "block_size": 4}, {"method": "ntp"}):
         given = params(extra_args=own)
         assert settings_of(params(extra_args=admitted(given, served))) == settings_of(given)
@@ -189,7 +191,7 @@ def vllm_config(**changes: Any) -> Any:
     hf_config = SimpleNamespace(
         setblock=sbd_config, canvas_length=8, get_text_config=lambda: SimpleNamespace(vocab_size=9)
     )
-    for name in ("setblock", "canvas_length"):
+    for name in ("setblock", "canvas_length", "sbd_adapter"):
         if name in changes:
             setattr(hf_config, name, changes.pop(name))
     window, longest = changes.pop("window", None), changes.pop("max_model_len", 128)
@@ -201,7 +203,10 @@ def vllm_config(**changes: Any) -> Any:
         max_model_len=longest,
         get_sliding_window=lambda: window,
     )
-    parallel = SimpleNamespace(pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1))
+    parallel = SimpleNamespace(
+        pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1),
+        use_ubatching=changes.pop("use_ubatching", False),
+    )
     backend = changes.pop("backend", None)
     attention = SimpleNamespace(backend=backend and SimpleNamespace(name=backend), use_non_causal=False)
     usual = {"use_v2_model_runner": True, "speculative_config": None, "diffusion_config": None}
@@ -215,30 +220,27 @@ def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_api, "check_version", lambda: None)
     monkeypatch.setitem(vars(vllm_api), "DiffusionConfig", SimpleNamespace)
     monkeypatch.setattr(Served, "here", None)
+    monkeypatch.setattr(fields, "install", lambda: None)
 
 
 @pytest.mark.usefixtures("some_vllm")
 def test_the_configuration_becomes_that_of_a_block_decoder() -> None:
     config = vllm_config()
     SetBlockConfig.verify_and_update_config(config)
-    assert config.diffusion_config.canvas_length == 8
+    assert config.diffusion_config.canvas_length == 16, "room for a block and for the one that is committed"
     assert config.attention_config.use_non_causal
     assert Served.here is not None
     assert (Served.here.sbd_config.block_sizes, Served.here.canvas_length) == ((4, 8), 8)
     assert config.model_config.logits_processors == ["setblock_vllm.admission:BlockAdmission"]
     overrides = config.model_config.override_generation_config
-    assert overrides["temperature"] is None  # a checkpoint's own default would make vLLM refuse every request
+    assert overrides["temperature"] == 0.0  # block decoding has its own defaults, and not a checkpoint's
     assert overrides["top_p"] == 0.5  # what the operator sets stays
 
 
 @pytest.mark.usefixtures("some_vllm")
-def test_a_pass_has_room_for_two_causal_blocks() -> None:
+def test_a_request_is_fed_two_of_its_blocks() -> None:
     """That which it commits, and the next one. A request's block size is that of `generate`."""
-    config = vllm_config(setblock={"noise_vocab_size": 9, "causal_block": True, "block_sizes": [4], "version": 1})
-    SetBlockConfig.verify_and_update_config(config)
-    assert config.diffusion_config.canvas_length == 16
-    assert Served.here is not None
-    assert Served.here.canvas_length == 8
+    SetBlockConfig.verify_and_update_config(vllm_config())
     for extra, width in (({"block_size": 4}, 8), ({"method": "ntp"}, 1)):
         assert admitted(params(extra_args=extra), Served.here)["diffusion_canvas_length"] == width
     assert "diffusion_canvas_length" not in admitted(params(), Served.here)
@@ -255,15 +257,80 @@ def test_a_pass_has_room_for_two_causal_blocks() -> None:
         ({"speculative_config": object()}, "--speculative-config"),
         ({"backend": "FLASHINFER"}, "use TRITON_ATTN or FLASH_ATTN"),
         ({"window": 64}, "--max-model-len 64"),
-        (
-            {"setblock": {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}},
-            "adapter on its future block",
-        ),
+        ({"sbd_adapter": "/nowhere/to be found"}, "must be the folder of an adapter, not '/nowhere/to be found'"),
     ],
 )
 def test_what_can_not_be_served_is_refused_with_what_to_do(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SetBlockError, match=message):
         SetBlockConfig.verify_and_update_config(vllm_config(**changes))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A folder with an adapter of one layer."""
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    facts = {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}
+    (folder / "facts.json").write_text(json.dumps(facts))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    weights = {f"base_model.model.lm_head.lora_{part}.weight": torch.ones(2, 2) for part in "AB"}
+    save_file(weights, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.usefixtures("some_vllm")
+def test_an_adapter_of_a_base_model_is_found_from_any_folder(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SBD config holds, and a digest tells forms apart, by which vLLM keeps compiled code."""
+    monkeypatch.chdir(adapter.parent)
+    found = []
+    for rank in (2, 3):
+        (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 4}))
+        config = vllm_config(setblock=None, sbd_adapter="adapter")
+        SetBlockConfig.verify_and_update_config(config)
+        found.append(vars(config.model_config.hf_config))
+    assert [each["sbd_adapter"] for each in found] == [str(adapter)] * 2
+    assert found[0]["sbd_adapter_form"] != found[1]["sbd_adapter_form"]
+    assert Served.here is not None
+    assert (Served.here.sbd_config.block_sizes, Served.here.sbd_config.noisy_adapter) == ((4,), True)
+
+
+@pytest.mark.usefixtures("some_vllm")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_config": object()}, "does not work with --enable-lora"),
+        ({"use_ubatching": True}, "leave out --enable-dbo"),
+        (
+            {"setblock": {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}},
+            "has an adapter on its future block already: leave out sbd_adapter",
+        ),
+    ],
+)
+def test_what_does_not_go_with_an_adapter_is_refused(changes: dict[str, Any], message: str, adapter: Path) -> None:
+    with pytest.raises(SetBlockError, match=message):
+        SetBlockConfig.verify_and_update_config(
+            vllm_config(**{"setblock": None, "sbd_adapter": str(adapter)} | changes)
+        )
+
+
+@pytest.mark.usefixtures("some_vllm")
+def test_a_broken_adapter_is_refused_before_any_process_starts(adapter: Path) -> None:
+    (adapter / "adapter_model.safetensors").write_bytes(b"none")
+    with pytest.raises(SetBlockError, match="must hold an adapter"):
+        SetBlockConfig.verify_and_update_config(vllm_config(setblock=None, sbd_adapter=str(adapter)))
+
+
+def test_overrides_name_the_adapter(adapter: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+    sbd = tiny_sbd("llama", tokenizer)
+    sbd.model.config.setblock = None
+    sbd.model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    overrides = overrides_for(tmp_path / "base", adapter=adapter)
+    assert (overrides["canvas_length"], overrides["sbd_adapter"]) == (4, str(adapter))
+    (adapter / "facts.json").unlink()  # as UNO adapters of others are
+    with pytest.raises(SetBlockError, match="records no block size: give block_size"):
+        overrides_for(tmp_path / "base", adapter=adapter)
+    assert overrides_for(tmp_path / "base", adapter=adapter, block_size=6)["canvas_length"] == 6
 
 
 def test_the_served_block_size_is_the_callers() -> None:

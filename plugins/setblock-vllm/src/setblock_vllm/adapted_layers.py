@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 from setblock.errors import SetBlockError
 from setblock.model.adapter.files import lora_weights
 from setblock_vllm import vllm_api
+from setblock_vllm.slots import SlotPass
 
 
 class Adapter:
@@ -63,18 +64,18 @@ class Adapter:
         """Whether layers compute the update. Compiled code always does: the next pass may have such tokens."""
         return torch.compiler.is_compiling() or self.is_open
 
-    def mark(self, input_batch: Any, block_starts: Tensor, *, is_open: bool) -> None:
-        """Act on the tokens of a pass that are part of a block: those from the position `block_starts` [S] int64 of their slot
-        on. Waits for nothing. `is_open`: whether there may be any."""
-        self.is_open = is_open
-        if not is_open:
+    def mark(self, input_batch: Any, prepared: SlotPass | None, *, for_capture: bool) -> None:
+        """Act on the tokens of a pass that are part of a block. Waits for nothing. Without `prepared` the batch was made up, to
+        measure or to capture."""
+        self.is_open = for_capture or bool(input_batch.num_draft_tokens)
+        if prepared is None or not self.is_open:
             return
-        count = input_batch.num_tokens_after_padding
-        of_request = torch.searchsorted(
-            input_batch.query_start_loc[1 : input_batch.num_reqs + 1], self._numbers[:count], right=True
-        ).clamp_(max=input_batch.num_reqs - 1)
-        starts = block_starts[input_batch.idx_mapping[of_request]]
-        torch.lt(input_batch.positions[:count], starts, out=self._left_out[:count])
+        count, num_reqs = input_batch.num_tokens_after_padding, input_batch.num_reqs
+        ends = input_batch.query_start_loc[1 : num_reqs + 1]
+        of_request = torch.searchsorted(ends, self._numbers[:count], right=True).clamp_(max=num_reqs - 1)
+        # Padding behind a block counts as its tokens: nobody reads what is computed for it
+        block_starts = (prepared.start + prepared.causal)[of_request]
+        torch.lt(input_batch.positions[:count], block_starts, out=self._left_out[:count])
 
     def _with_row(self, token: int, embedding: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if not self.acts:

@@ -34,7 +34,7 @@ class SetBlockConfig:
             record_adapter(model_config, adapter[0])
         Served.here = Served(sbd_config, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
-            width = width_of(sbd_config, model_config.hf_config.canvas_length)
+            width = width_of(model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
         for name, value in _SAMPLING_DEFAULTS.items():

@@ -54,9 +54,9 @@ class Served:
     here: ClassVar["Served | None"] = None
 
 
-def width_of(sbd_config: SBDModelConfig, block_size: int) -> int:
-    """Return the most tokens that a pass feeds a request: a block, and, if blocks are causal, the tokens it commits before."""
-    return (2 if sbd_config.causal_block else 1) * block_size
+def width_of(block_size: int) -> int:
+    """Return the most tokens that a pass feeds a request: the block that it commits, and the next one."""
+    return 2 * block_size
 
 
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
@@ -72,8 +72,7 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
         return {**extra, WIDTH_OF_VLLM: 1}
     if settings.block_size is None:
         return extra
-    width = settings.block_size if served is None else width_of(served.sbd_config, settings.block_size)
-    return {**extra, WIDTH_OF_VLLM: width}
+    return {**extra, WIDTH_OF_VLLM: width_of(settings.block_size)}
 
 
 def refuse_unsupported(params: Any) -> None:

@@ -45,7 +45,8 @@ def ask(engine: Any, questions: Sequence[str], extra: Sequence[dict[str, Any]], 
     from vllm import SamplingParams
 
     chats = [[{"role": "user", "content": question}] for question in questions]
-    wanted = [SamplingParams(max_tokens=256, extra_args=dict(each), **params) for each in extra]
+    params = {"max_tokens": 256, "temperature": 0.0} | params
+    wanted = [SamplingParams(extra_args=dict(each), **params) for each in extra]
     return [output.outputs[0] for output in engine.chat(chats, wanted, use_tqdm=False)]
 
 

@@ -82,7 +82,7 @@ def engine(folders: tuple[Path, Path]) -> Iterator[Any]:
 def answers(engine: Any, prompts: Sequence[list[int]], extra: Mapping[str, Any]) -> list[list[int]]:
     from vllm import SamplingParams
 
-    params = SamplingParams(max_tokens=32, extra_args=dict(extra))
+    params = SamplingParams(temperature=0.0, max_tokens=32, extra_args=dict(extra))
     outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]
 

@@ -65,7 +65,11 @@ def test_tokens_are_those_of_generate(engine: Any, model: SBDModel, prompts: Seq
     from vllm import SamplingParams
 
     requested = [
-        (prompt, replace(settings, max_new_tokens=48), SamplingParams(max_tokens=48, extra_args=dict(extra)))
+        (
+            prompt,
+            replace(settings, max_new_tokens=48),
+            SamplingParams(temperature=0.0, max_tokens=48, extra_args=dict(extra)),
+        )
         for settings, extra in REQUESTS
         for prompt in prompts
     ]
@@ -98,7 +102,7 @@ def test_a_causal_block_is_committed_with_the_next_one(
         )
         expected, passes = generated(model, prompt, settings)
         before = passes_so_far(engine)
-        params = SamplingParams(max_tokens=48, extra_args=extra)
+        params = SamplingParams(temperature=0.0, max_tokens=48, extra_args=extra)
         (output,) = engine.generate([{"prompt_token_ids": prompt}], [params], use_tqdm=False)
         assert list(output.outputs[0].token_ids) == expected
         assert passes_so_far(engine) - before == passes
