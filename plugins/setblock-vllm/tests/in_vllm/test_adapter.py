@@ -17,6 +17,7 @@ from in_vllm.engines import offline, passes_so_far
 from in_vllm.test_architectures import FAMILIES
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.errors import SetBlockError
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 from setblock_vllm.config import overrides_for
@@ -119,3 +120,66 @@ def test_two_processes_share_it(folders: tuple[Path, Path], model: SBDModel, pro
     finally:
         engine.llm_engine.engine_core.shutdown()
     assert found == [generated(model, prompt, settings)[0] for prompt in prompts]
+
+
+def layer_of(kind: str, *, rank: int, processes: int) -> tuple[Any, list[int]]:
+    """A layer of vLLM as one of several processes has it, without weights; and the sizes of its parts' outputs."""
+    from vllm.model_executor.layers import linear
+
+    layer = nn.Module.__new__(getattr(linear, kind))
+    nn.Module.__init__(layer)
+    layer.input_size, layer.tp_rank, layer.tp_size = 8, rank, processes
+    sizes = {"QKVParallelLinear": [16, 8, 8], "MergedColumnParallelLinear": [12, 12], "RowParallelLinear": [20]}[kind]
+    shares = [processes] * len(sizes)
+    if kind == "QKVParallelLinear":  # four heads of queries and two of keys
+        layer.num_kv_head_replicas = max(1, processes // 2)
+        shares = [processes, min(2, processes), min(2, processes)]
+    layer.output_partition_sizes = (
+        sizes if kind == "RowParallelLinear" else [a // b for a, b in zip(sizes, shares, strict=True)]
+    )
+    return layer, sizes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["QKVParallelLinear", "MergedColumnParallelLinear", "RowParallelLinear"])
+def test_processes_add_up_to_the_adapter(kind: str, processes: int) -> None:
+    """Whichever outputs and inputs of a layer each process has. Of a merged layer, the first part has no adapter here."""
+    from setblock_vllm.adapted_layers import split
+
+    sizes = layer_of(kind, rank=0, processes=processes)[1]
+    adapted = range(1, len(sizes)) if len(sizes) > 1 else range(1)
+    parts = {number: (torch.randn(2, 8), torch.randn(2, sizes[number])) for number in adapted}
+    x = torch.randn(5, 8)
+    expected = [x @ parts[n][0].T @ parts[n][1] if n in parts else torch.zeros(5, size) for n, size in enumerate(sizes)]
+    summed = torch.zeros(5, sizes[0])
+    for rank in range(processes):
+        layer, _ = layer_of(kind, rank=rank, processes=processes)
+        inner, outer = split(layer, "a layer", parts)
+        if kind == "RowParallelLinear":
+            summed += x.chunk(processes, dim=1)[rank] @ inner.T @ outer
+            continue
+        found = (x @ inner.T @ outer).split(layer.output_partition_sizes, dim=1)
+        for number, part in enumerate(found):
+            shares = sizes[number] // layer.output_partition_sizes[number]
+            of_rank = expected[number].chunk(shares, dim=1)[rank * shares // processes]
+            torch.testing.assert_close(part, of_rank)
+    if kind == "RowParallelLinear":
+        torch.testing.assert_close(summed, expected[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "message"),
+    [
+        (None, {0: (8, 16)}, "it updates model.there, which vLLM's model lacks"),
+        ("RMSNorm", {0: (8, 16)}, "a RMSNorm, which sees a part of the tokens only"),
+        ("QKVParallelLinear", {0: (8, 15)}, "maps 8 to 16 in part 0, and the adapter 8 to 15"),
+        ("RowParallelLinear", {0: (7, 20)}, "maps 8 to 20 in part 0, and the adapter 7 to 20"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused(kind: str | None, parts: dict[int, Any], message: str) -> None:
+    from setblock_vllm.adapted_layers import split
+
+    layer = None if kind is None else nn.RMSNorm(8) if kind == "RMSNorm" else layer_of(kind, rank=0, processes=1)[0]
+    given = {number: (torch.ones(2, each[0]), torch.ones(2, each[1])) for number, each in parts.items()}
+    with pytest.raises(SetBlockError, match=message):
+        split(layer, "model.there", given)
