@@ -9,7 +9,9 @@ from setblock.model.protocol.sbd_config import SBDModelConfig, read_sbd_config
 from setblock_vllm import vllm_api
 from setblock_vllm.parameters import Served, width_of
 from setblock_vllm.plugin import PREFIX, STOCK
+from setblock_vllm.scheduler import pass_tokens
 
+SCHEDULER = "setblock_vllm.scheduler.make_scheduler"
 ADMISSION = "setblock_vllm.admission:BlockAdmission"
 # Not read from generation_config.json: block decoding has its own defaults, and vLLM refuses a request with another
 # temperature.
@@ -35,6 +37,9 @@ class SetBlockConfig:
             width = width_of(model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
+        pass_tokens(vllm_config)  # a wrong option ends vLLM here
+        if vllm_config.scheduler_config.scheduler_cls is None:
+            vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         for name in _SAMPLING_DEFAULTS:
             model_config.override_generation_config.setdefault(name, None)
         processors = list(model_config.logits_processors or [])
