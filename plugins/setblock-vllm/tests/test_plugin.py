@@ -25,6 +25,7 @@ from setblock_vllm import fields, vllm_api
 from setblock_vllm.config import SetBlockConfig, overrides_for
 from setblock_vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock_vllm.plugin import STOCK, register
+from setblock_vllm.scheduler import make_scheduler
 
 
 def params(**fields: Any) -> SimpleNamespace:
@@ -209,9 +210,19 @@ def vllm_config(**changes: Any) -> Any:
     )
     backend = changes.pop("backend", None)
     attention = SimpleNamespace(backend=backend and SimpleNamespace(name=backend), use_non_causal=False)
-    usual = {"use_v2_model_runner": True, "speculative_config": None, "diffusion_config": None}
+    scheduler = SimpleNamespace(scheduler_cls=changes.pop("scheduler_cls", None))
+    usual: dict[str, Any] = {
+        "use_v2_model_runner": True,
+        "additional_config": {},
+        "speculative_config": None,
+        "diffusion_config": None,
+    }
     return SimpleNamespace(
-        model_config=model, parallel_config=parallel, attention_config=attention, **(usual | changes)
+        model_config=model,
+        parallel_config=parallel,
+        attention_config=attention,
+        scheduler_config=scheduler,
+        **(usual | changes),
     )
 
 
@@ -219,6 +230,7 @@ def vllm_config(**changes: Any) -> Any:
 def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_api, "check_version", lambda: None)
     monkeypatch.setitem(vars(vllm_api), "DiffusionConfig", SimpleNamespace)
+    monkeypatch.setitem(vars(vllm_api), "current_platform", SimpleNamespace(is_cpu=lambda: True))
     monkeypatch.setattr(Served, "here", None)
     monkeypatch.setattr(fields, "install", lambda: None)
 
@@ -258,6 +270,7 @@ def test_a_request_is_fed_two_of_its_blocks() -> None:
         ({"backend": "FLASHINFER"}, "use TRITON_ATTN or FLASH_ATTN"),
         ({"window": 64}, "--max-model-len 64"),
         ({"sbd_adapter": "/nowhere/to be found"}, "must be the folder of an adapter, not '/nowhere/to be found'"),
+        ({"additional_config": {"setblock_pass_tokens": "many"}}, "must be a whole number of at least 1, not 'many'"),
     ],
 )
 def test_what_can_not_be_served_is_refused_with_what_to_do(changes: dict[str, Any], message: str) -> None:
@@ -331,6 +344,52 @@ def test_overrides_name_the_adapter(adapter: Path, tokenizer: PreTrainedTokenize
     with pytest.raises(SetBlockError, match="records no block size: give block_size"):
         overrides_for(tmp_path / "base", adapter=adapter)
     assert overrides_for(tmp_path / "base", adapter=adapter, block_size=6)["canvas_length"] == 6
+
+
+@pytest.mark.parametrize("own", [None, "some.Scheduler"])
+@pytest.mark.usefixtures("some_vllm")
+def test_an_operators_own_scheduler_stays(own: str | None) -> None:
+    config = vllm_config(scheduler_cls=own)
+    SetBlockConfig.verify_and_update_config(config)
+    assert config.scheduler_config.scheduler_cls == (own or "setblock_vllm.scheduler.make_scheduler")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_requests_share_a_pass(is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact drafts get shorter, down to a token; blocks of method `sbd` stay whole; and alone each has all that it may have."""
+
+    class Scheduler:
+        def __init__(self, vllm_config: Any, log_stats: bool) -> None:
+            self.running: list[Any] = []
+
+        def schedule(self, throttle_prefills: bool = False) -> list[int]:
+            return [len(each.spec_token_ids) for each in self.running]
+
+    name = "DiffusionAsyncScheduler" if is_async else "DiffusionScheduler"
+    monkeypatch.setitem(vars(vllm_api), name, Scheduler)
+    scheduling = SimpleNamespace(async_scheduling=is_async)
+    config = SimpleNamespace(scheduler_config=scheduling, additional_config={"setblock_pass_tokens": 64})
+    scheduler = make_scheduler(vllm_config=config, log_stats=True)
+    assert isinstance(scheduler, Scheduler)
+
+    def fed(*of_each: tuple[str, int]) -> list[int]:
+        scheduler.running = [
+            SimpleNamespace(
+                spec_token_ids=[-1] * width,
+                sampling_params=params(extra_args={"method": method, "diffusion_canvas_length": width}),
+            )
+            for method, width in of_each
+        ]
+        scheduled: list[int] = scheduler.schedule()
+        return scheduled
+
+    assert fed() == []
+    assert fed(("exact", 32)) == fed(("sbd", 32)) == [32]
+    assert fed(*[("exact", 32)] * 2) == [32] * 2
+    assert fed(*[("exact", 32)] * 8) == [8] * 8
+    assert fed(*[("exact", 32)] * 100) == [1] * 100
+    assert fed(*[("sbd", 32), ("exact", 32), ("ntp", 1), ("exact", 4)] * 2) == [16, 8, 1, 4] * 2
+    assert fed(("ntp", 1), ("exact", 0)) == [1, 0]
 
 
 def test_the_served_block_size_is_the_callers() -> None:

@@ -10,7 +10,9 @@ from setblock_vllm import fields, vllm_api
 from setblock_vllm.adapter import ADAPTER_KEY, read_adapter, record_adapter, sbd_config_of
 from setblock_vllm.parameters import Served, width_of
 from setblock_vllm.plugin import PREFIX, STOCK
+from setblock_vllm.scheduler import pass_tokens
 
+SCHEDULER = "setblock_vllm.scheduler.make_scheduler"
 ADMISSION = "setblock_vllm.admission:BlockAdmission"
 # Of the server's requests. Not read from generation_config.json: block decoding has its own defaults
 _SAMPLING_DEFAULTS = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None}
@@ -37,6 +39,9 @@ class SetBlockConfig:
             width = width_of(model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
         vllm_config.attention_config.use_non_causal = True
+        pass_tokens(vllm_config)  # a wrong option ends vLLM here
+        if vllm_config.scheduler_config.scheduler_cls is None:
+            vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         for name, value in _SAMPLING_DEFAULTS.items():
             model_config.override_generation_config.setdefault(name, value)
         fields.install()

@@ -104,8 +104,10 @@ def fields_moved(params: Any) -> Any:
         if "structure" in extra:
             raise ParameterError("structure and structured_outputs exclude each other: give one")
         extra["structure"] = json.dumps(structure_in(params.structured_outputs))
-    # Without a seed each answer is another one, as with other models
-    extra.setdefault("seed", secrets.randbits(63) if params.seed is None else params.seed)
+    if params.seed is not None:
+        extra.setdefault("seed", params.seed)
+    elif extra["temperature"] != 0:  # each answer is another one, as with other models
+        extra.setdefault("seed", secrets.randbits(63))
     moved = params.clone()
     moved.extra_args, moved.temperature, moved.min_p, moved.seed = extra, 1.0, 0.0, None
     moved.min_tokens, moved.logit_bias, moved.structured_outputs = 0, None, None

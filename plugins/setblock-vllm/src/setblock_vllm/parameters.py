@@ -59,6 +59,17 @@ def width_of(block_size: int) -> int:
     return 2 * block_size
 
 
+def fed_at_least(params: Any, served: int) -> int:
+    """Return the fewest tokens that a pass may feed a request that was admitted. A block of method `sbd` is never fed in part.
+
+    Args:
+        params: vLLM's `SamplingParams`.
+        served: what a request is fed that asks for no block size.
+    """
+    extra = params.extra_args or {}
+    return extra.get(WIDTH_OF_VLLM, served) // width_of(1) if extra.get("method") == "sbd" else 1
+
+
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
     """Return the `extra_args` of an accepted request: its own, the calibrated setting of its method for what they leave open,
     and the number of tokens that vLLM's scheduler gives it in each pass. Raise as `settings_of` does."""

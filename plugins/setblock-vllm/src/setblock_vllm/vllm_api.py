@@ -22,6 +22,10 @@ HOMES = {
     "MODELS_CONFIG_MAP": "vllm.model_executor.models.config:MODELS_CONFIG_MAP",
     "DiffusionConfig": "vllm.config:DiffusionConfig",
     "CUDAGraphMode": "vllm.config.compilation:CUDAGraphMode",
+    "current_platform": "vllm.platforms:current_platform",
+    # how much a pass feeds
+    "DiffusionScheduler": "vllm.v1.core.sched.diffusion_scheduler:DiffusionScheduler",
+    "DiffusionAsyncScheduler": "vllm.v1.core.sched.diffusion_scheduler:DiffusionAsyncScheduler",
     # admission of requests
     "LogitsProcessor": "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor",
     "InputProcessor": "vllm.v1.engine.input_processor:InputProcessor",
