@@ -3,7 +3,6 @@
 SETBLOCK_VLLM_PROBLEMS says on how many held-out problems; 100 by `make test-vllm`, few by default.
 """
 
-import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,7 @@ from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.answer.text import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings.table import DecodingSettings
-from setblock_vllm import vllm_api
+from setblock_vllm import hooks, vllm_api
 from setblock_vllm.model_state import BlockSampler, SetBlockModelState
 from slot_engine import generated
 
@@ -42,29 +41,10 @@ def model() -> setblock.SBDModel:
     return setblock.load()
 
 
-# Arguments that are passed, or fields that are read: what breaks first when vLLM's internals move.
-_ARGUMENTS = {
-    "DiffusionConfig": "canvas_length",
-    "build_attn_metadata": "attn_groups num_reqs num_tokens query_start_loc_gpu query_start_loc_cpu max_query_len seq_lens "
-    "max_seq_len block_tables slot_mappings kv_cache_config seq_lens_cpu_upper_bound positions is_prefilling causal "
-    "for_cudagraph_capture",
-    "SamplerOutput": "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected",
-    "InputBatch": "num_reqs num_reqs_after_padding idx_mapping idx_mapping_np num_scheduled_tokens num_tokens "
-    "num_tokens_after_padding num_draft_tokens query_start_loc query_start_loc_np seq_lens seq_lens_cpu_upper_bound "
-    "prefill_len_np num_computed_prefill_tokens_np is_prefilling_np positions logits_indices cu_num_logits_np",
-}
-_METHODS = {
-    "DefaultModelState": "add_request custom_sampler prepare_attn prepare_inputs num_new_sampled_tokens_per_step",
-    "LogitsProcessor": "validate_params add_request",
-    "ModelRegistry": "register_model",
-}
-
-
-@pytest.mark.parametrize("name", vllm_api.HOMES)
-def test_vllm_has_what_is_used_of_it(name: str) -> None:
-    value = getattr(vllm_api, name)
-    have = set(inspect.signature(value).parameters) if name in _ARGUMENTS else set(dir(value))
-    assert {*(_ARGUMENTS.get(name, "") + " " + _METHODS.get(name, "")).split()} <= have
+def test_vllm_has_what_is_used_of_it() -> None:
+    assert hooks.problem() is None
+    for name in vllm_api.HOMES:
+        assert getattr(vllm_api, name) is not None
 
 
 @pytest.mark.parametrize(
