@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
-from setblock_vllm import fields, vllm_api
+from setblock_vllm import fields, hooks, vllm_api
 from setblock_vllm.config import SetBlockConfig, overrides_for
 from setblock_vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock_vllm.plugin import STOCK, register
@@ -140,29 +141,16 @@ def test_a_calibrated_setting_is_taken_as_everywhere() -> None:
     assert admitted(params(), None) == {}
 
 
-@pytest.mark.parametrize("found", [None, "0.31.9", "0.33.0", "0.34.0+cpu", "1.0"])
-def test_other_versions_are_refused_with_what_to_do(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_api, "installed_version", lambda: found)
-    with pytest.raises(SetBlockError, match=r"needs vLLM .*>=0\.32.*pip install 'vllm.*setblock serve`"):
-        vllm_api.check_version()
-
-
-@pytest.mark.parametrize("found", ["0.32.0", "0.32.3", "0.32.0+cpu"])
-def test_its_own_versions_are_not(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_api, "installed_version", lambda: found)
-    vllm_api.check_version()
-
-
 class Registry:
     """vLLM's, as far as a plugin sees it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, problem: str | None) -> None:
         self.models: dict[str, str] = {}
         self.configs: dict[str, Any] = {}
         registry = SimpleNamespace(register_model=self.models.__setitem__)
         monkeypatch.setitem(vars(vllm_api), "ModelRegistry", registry)
         monkeypatch.setitem(vars(vllm_api), "MODELS_CONFIG_MAP", self.configs)
-        monkeypatch.setattr(vllm_api, "installed_version", lambda: version)
+        monkeypatch.setattr(hooks, "problem", lambda: problem)
         register()
 
 
@@ -173,18 +161,20 @@ def test_the_distribution_requires_what_is_supported() -> None:
 
 
 def test_the_plugin_registers_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry(monkeypatch, "0.32.0")
+    registry = Registry(monkeypatch, None)
     names = [f"SetBlock{name}" for name in STOCK]
     assert registry.models == {name: f"setblock_vllm.plugin:{name}" for name in names}
     assert registry.configs == dict.fromkeys(names, SetBlockConfig)
 
 
-def test_under_another_version_only_its_own_architectures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry(monkeypatch, "0.40.0")
-    assert all(name.startswith("SetBlock") for name in registry.models)
-    for refusal in registry.configs.values():
-        with pytest.raises(SetBlockError, match=r"needs vLLM .*, and this environment has 0\.40\.0"):
-            refusal.verify_and_update_model_config(None)
+def test_where_vllm_has_changed_nothing_is_registered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = Registry(monkeypatch, "needs vLLM >=0.32.0, and 0.40.0 has changed: it has no hook")
+    assert (registry.models, registry.configs) == ({}, {})
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "0.40.0 has changed: it has no hook; pip install 'vllm" in line
+    assert "setblock serve" in line
 
 
 def vllm_config(**changes: Any) -> Any:
@@ -203,13 +193,14 @@ def vllm_config(**changes: Any) -> Any:
         logits_processors=None,
         max_model_len=longest,
         get_sliding_window=lambda: window,
+        get_head_size=lambda: 64,
     )
     parallel = SimpleNamespace(
         pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1),
         use_ubatching=changes.pop("use_ubatching", False),
     )
-    backend = changes.pop("backend", None)
-    attention = SimpleNamespace(backend=backend and SimpleNamespace(name=backend), use_non_causal=False)
+    backend = changes.pop("backend", None)  # of `Backends`
+    attention = SimpleNamespace(backend=backend, use_non_causal=False)
     scheduler = SimpleNamespace(scheduler_cls=changes.pop("scheduler_cls", None))
     usual: dict[str, Any] = {
         "use_v2_model_runner": True,
@@ -226,11 +217,23 @@ def vllm_config(**changes: Any) -> Any:
     )
 
 
+class Backends(Enum):
+    """vLLM's."""
+
+    TRITON_ATTN, FLASH_ATTN, CPU_ATTN, FLASHINFER = range(4)
+
+
+def platform(name: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        is_cpu=lambda: name == "cpu", is_cuda=lambda: name == "cuda", is_cuda_alike=lambda: name in ("cuda", "rocm")
+    )
+
+
 @pytest.fixture
 def some_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_api, "check_version", lambda: None)
     monkeypatch.setitem(vars(vllm_api), "DiffusionConfig", SimpleNamespace)
-    monkeypatch.setitem(vars(vllm_api), "current_platform", SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setitem(vars(vllm_api), "current_platform", platform("cpu"))
+    monkeypatch.setitem(vars(vllm_api), "AttentionBackendEnum", Backends)
     monkeypatch.setattr(Served, "here", None)
     monkeypatch.setattr(fields, "install", lambda: None)
 
@@ -267,7 +270,7 @@ def test_a_request_is_fed_two_of_its_blocks() -> None:
         ({"use_v2_model_runner": False}, "VLLM_USE_V2_MODEL_RUNNER=1"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism: use --tensor-parallel-size"),
         ({"speculative_config": object()}, "--speculative-config"),
-        ({"backend": "FLASHINFER"}, "use TRITON_ATTN or FLASH_ATTN"),
+        ({"backend": Backends.FLASHINFER}, "FLASHINFER can't .* use TRITON_ATTN, FLASH_ATTN, CPU_ATTN, or name none"),
         ({"window": 64}, "--max-model-len 64"),
         ({"sbd_adapter": "/nowhere/to be found"}, "must be the folder of an adapter, not '/nowhere/to be found'"),
         ({"additional_config": {"setblock_pass_tokens": "many"}}, "must be a whole number of at least 1, not 'many'"),
@@ -344,6 +347,36 @@ def test_overrides_name_the_adapter(adapter: Path, tokenizer: PreTrainedTokenize
     with pytest.raises(SetBlockError, match="records no block size: give block_size"):
         overrides_for(tmp_path / "base", adapter=adapter)
     assert overrides_for(tmp_path / "base", adapter=adapter, block_size=6)["canvas_length"] == 6
+
+
+@pytest.mark.usefixtures("some_vllm")
+@pytest.mark.parametrize(
+    ("name", "has_flash", "requested", "found"),
+    [
+        ("cpu", False, None, None),
+        ("cuda", False, None, Backends.TRITON_ATTN),  # a Hopper GPU without FlashAttention 4
+        ("cuda", True, None, Backends.FLASH_ATTN),
+        ("cuda", True, Backends.TRITON_ATTN, Backends.TRITON_ATTN),
+        ("cuda", True, Backends.FLASH_ATTN, Backends.FLASH_ATTN),
+        ("rocm", False, None, Backends.TRITON_ATTN),
+    ],
+)
+def test_attention_takes_a_flag_by_sequence(
+    name: str, has_flash: bool, requested: Any, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(vllm_api), "current_platform", platform(name))
+    monkeypatch.setitem(vars(vllm_api), "is_fa_version_supported", lambda version: has_flash and version == 4)
+    config = vllm_config(backend=requested)
+    SetBlockConfig.verify_and_update_config(config)
+    assert config.attention_config.backend == found
+
+
+@pytest.mark.usefixtures("some_vllm")
+def test_flash_attention_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(vllm_api), "current_platform", platform("cuda"))
+    monkeypatch.setitem(vars(vllm_api), "is_fa_version_supported", lambda version: version < 4)
+    with pytest.raises(SetBlockError, match=r"need FlashAttention 4.* use TRITON_ATTN"):
+        SetBlockConfig.verify_and_update_config(vllm_config(backend=Backends.FLASH_ATTN))
 
 
 @pytest.mark.parametrize("own", [None, "some.Scheduler"])

@@ -1,5 +1,6 @@
 """vLLM's configuration for a model that is decoded in blocks: its checks and changes."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,17 @@ ADMISSION = "setblock_vllm.admission:BlockAdmission"
 _SAMPLING_DEFAULTS = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "repetition_penalty": None}
 
 
+# What takes a causal flag by sequence; FLASH_ATTN from FlashAttention 4 on, for heads of at most this size on all GPUs
+_BACKENDS, _LARGEST_HEAD = ("TRITON_ATTN", "FLASH_ATTN", "CPU_ATTN"), 128
+_LOG = logging.getLogger("vllm.setblock")
+
+
 class SetBlockConfig:
     """A hook between vLLM's command line and its engine: vLLM calls it a `VerifyAndUpdateConfig`."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: Any) -> None:
-        """Raise `SetBlockError`, with what to do, if this version of vLLM is not supported. vLLM calls this first."""
-        vllm_api.check_version()
+        """Do nothing. vLLM calls this first."""
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
@@ -38,7 +43,9 @@ class SetBlockConfig:
         if vllm_config.diffusion_config is None:
             width = width_of(model_config.hf_config.canvas_length)
             vllm_config.diffusion_config = vllm_api.DiffusionConfig(canvas_length=width)
-        vllm_config.attention_config.use_non_causal = True
+        attention = vllm_config.attention_config
+        attention.use_non_causal = True
+        attention.backend = _attention_backend(attention.backend, model_config.get_head_size())
         pass_tokens(vllm_config)  # a wrong option ends vLLM here
         if vllm_config.scheduler_config.scheduler_cls is None:
             vllm_config.scheduler_config.scheduler_cls = SCHEDULER
@@ -83,6 +90,22 @@ def overrides_for(
     return {"architectures": [PREFIX + name], "canvas_length": canvas_length, **named}
 
 
+def _attention_backend(requested: Any, head_size: int) -> Any:
+    """Return the attention backend: the one requested, or one that takes a causal flag by sequence. Raise `SetBlockError` if
+    the one requested doesn't on this machine."""
+    platform, backends = vllm_api.current_platform, vllm_api.AttentionBackendEnum
+    if not platform.is_cuda_alike():
+        return requested  # CPUs have one, which does
+    has_flash = platform.is_cuda() and vllm_api.is_fa_version_supported(4)
+    if requested is None:
+        found = backends.FLASH_ATTN if has_flash and head_size <= _LARGEST_HEAD else backends.TRITON_ATTN
+        _LOG.info("blocks attend by %s", found.name)
+        return found
+    if requested == backends.FLASH_ATTN and not has_flash:
+        raise SetBlockError("blocks need FlashAttention 4, which is not installed or not for this GPU: use TRITON_ATTN")
+    return requested
+
+
 def _refuse(vllm_config: Any, sbd_config: SBDModelConfig) -> None:
     model_config, parallel = vllm_config.model_config, vllm_config.parallel_config
     backend = getattr(vllm_config.attention_config.backend, "name", None)
@@ -97,11 +120,14 @@ def _refuse(vllm_config: Any, sbd_config: SBDModelConfig) -> None:
         raise SetBlockError(f"blocks do not work with pipeline parallelism: {instead}")
     if any(getattr(parallel, name, 1) > 1 for name in context):
         raise SetBlockError(f"blocks do not work with context parallelism: {instead}")
+    if getattr(parallel, "enable_dbo", False):
+        raise SetBlockError("blocks do not work with --enable-dbo: leave it out")
     if vllm_config.speculative_config is not None:
         raise SetBlockError("blocks do not work with --speculative-config: leave one of the two out")
-    if backend is not None and backend.startswith("FLASHINFER"):
+    if backend is not None and backend not in _BACKENDS:
         raise SetBlockError(
-            f"--attention-backend {backend} does not attend in both directions within a block: use TRITON_ATTN or FLASH_ATTN"
+            f"--attention-backend {backend} can't attend causally in one part of a request and in both directions in another: "
+            f"use {', '.join(_BACKENDS)}, or name none"
         )
     if window is not None and window < model_config.max_model_len:
         raise SetBlockError(

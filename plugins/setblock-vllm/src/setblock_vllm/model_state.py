@@ -127,7 +127,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         if self.adapter is not None:
             self.adapter.mark(input_batch, self.prepared, for_capture=for_capture)
         self._split(input_batch, num_reqs)
-        count, upper_bound = self.parts * num_reqs, input_batch.seq_lens_cpu_upper_bound
+        count, upper_bound = self.parts * num_reqs, input_batch.seq_lens_cpu_upper_bound[:num_reqs].numpy()
         # The host doesn't know where blocks begin: it takes all of a request's tokens for those of its first sequence
         ends = np.repeat(input_batch.query_start_loc_np[1 : num_reqs + 1], self.parts)
         return vllm_api.build_attn_metadata(
@@ -138,11 +138,11 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             query_start_loc_cpu=torch.from_numpy(np.concatenate([input_batch.query_start_loc_np[:1], ends])),
             max_query_len=input_batch.max_query_len or int(input_batch.num_scheduled_tokens.max()),
             seq_lens=self._lengths[:count],
-            max_seq_len=self.max_model_len if for_capture else int(upper_bound[:num_reqs].max()),
+            max_seq_len=self.max_model_len if for_capture else int(upper_bound.max()),
             block_tables=self._repeated(block_tables, num_reqs),
             slot_mappings=slot_mappings,
             kv_cache_config=kv_cache_config,
-            seq_lens_cpu_upper_bound=upper_bound[:num_reqs].repeat_interleave(self.parts),
+            seq_lens_cpu_upper_bound=torch.from_numpy(np.repeat(upper_bound, self.parts)),
             positions=input_batch.positions,
             is_prefilling=torch.from_numpy(np.repeat(input_batch.is_prefilling_np, self.parts)),
             causal=self._causal[:count],
@@ -177,8 +177,8 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             starts_of[:, 1], starts_of[:, 2] = first[:, 0], input_batch.query_start_loc[1 : count + 1]
             lengths_of[:, :-1] = lengths
         # What a captured graph runs besides is empty
-        self._starts[size : self.parts * num_reqs + 1] = int(input_batch.query_start_loc_np[count])
-        self._lengths[size : self.parts * num_reqs] = 0
+        self._starts[size : self.parts * num_reqs + 1].fill_(int(input_batch.query_start_loc_np[count]))
+        self._lengths[size : self.parts * num_reqs].fill_(0)
 
     def _repeated(self, block_tables: Any, num_reqs: int) -> list[Tensor]:
         """Return the page tables [R, P] of each group of layers, a row for each attention sequence."""

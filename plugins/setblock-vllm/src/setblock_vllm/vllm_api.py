@@ -1,7 +1,6 @@
-"""All names that are imported from vLLM, and the check of its version.
+"""All names that are imported from vLLM. Only `hooks`, which checks them, names vLLM's modules besides.
 
-No other file names vLLM's modules. A name is looked up at its first use, so importing this module costs nothing and needs no
-vLLM. A test looks up all of them, with the arguments that are used.
+A name is looked up at its first use, so importing this module costs nothing and needs no vLLM.
 """
 
 from contextlib import suppress
@@ -11,9 +10,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from setblock.errors import SetBlockError
-
-SUPPORTED = SpecifierSet(">=0.32.0,<0.33")
+SUPPORTED = SpecifierSet(">=0.32.0,<0.34")  # what is installed with the plugin; a later one is used if it fits
 
 # The names used here, and where vLLM has them.
 HOMES = {
@@ -21,6 +18,8 @@ HOMES = {
     "ModelRegistry": "vllm.model_executor.models:ModelRegistry",
     "MODELS_CONFIG_MAP": "vllm.model_executor.models.config:MODELS_CONFIG_MAP",
     "DiffusionConfig": "vllm.config:DiffusionConfig",
+    "AttentionBackendEnum": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+    "is_fa_version_supported": "vllm.v1.attention.backends.fa_utils:is_fa_version_supported",
     "CUDAGraphMode": "vllm.config.compilation:CUDAGraphMode",
     "current_platform": "vllm.platforms:current_platform",
     # how much a pass feeds
@@ -67,13 +66,3 @@ def installed_version() -> str | None:
         with suppress(PackageNotFoundError):
             return version(name)
     return None
-
-
-def check_version() -> None:
-    """Raise `SetBlockError`, with what to do, if vLLM is missing or has a version that this release does not support."""
-    found = installed_version()
-    if found is None or not SUPPORTED.contains(found.split("+")[0], prereleases=False):
-        raise SetBlockError(
-            f"setblock's vLLM plugin needs vLLM {SUPPORTED}, and this environment has "
-            f"{'none' if found is None else found}: pip install 'vllm{SUPPORTED}', or serve without vLLM by `setblock serve`"
-        )
