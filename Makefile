@@ -99,15 +99,16 @@ bench: $(READY) ## run all benchmarks on this machine (an hour; wants it otherwi
 # vLLM has an environment of its own, with its own PyTorch and Transformers (3 GB; CPython 3.11 on Linux, x86-64).
 VENV_VLLM := .venv-vllm
 READY_VLLM := $(VENV_VLLM)/.ready
-VLLM_TESTS ?= -m "" tests/integrations/vllm
+PLUGIN_VLLM := plugins/setblock-vllm
+VLLM_TESTS ?= -m "" $(PLUGIN_VLLM)/tests/in_vllm
 SETBLOCK_VLLM_PROBLEMS ?= 100
 export SETBLOCK_VLLM_PROBLEMS
 
 setup-vllm: $(READY_VLLM) ## make the environment of the vLLM tests
 
-$(READY_VLLM): pyproject.toml requirements-vllm.txt tests/integrations/vllm/environment.py
+$(READY_VLLM): pyproject.toml $(PLUGIN_VLLM)/pyproject.toml $(PLUGIN_VLLM)/requirements-cpu.txt $(PLUGIN_VLLM)/tests/in_vllm/environment.py
 	@echo "== vLLM on the CPU in $(VENV_VLLM)"
-	@PIP_REQUIRE_VIRTUALENV=0 $(PYTHON) tests/integrations/vllm/environment.py $(VENV_VLLM)
+	@PIP_REQUIRE_VIRTUALENV=0 $(PYTHON) $(PLUGIN_VLLM)/tests/in_vllm/environment.py $(VENV_VLLM)
 	@touch $@
 
 test-vllm: $(READY_VLLM) ## block decoding inside vLLM, on the CPU (long)

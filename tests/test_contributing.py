@@ -105,7 +105,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.evaluation.sweeps.grid import grids_of, points_of
 from setblock.integrations.transformers import OPTIONS
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from
-from setblock.integrations.vllm.parameters import settings_of as of_vllm
+from setblock_vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of as of_the_server
 from setblock.model.protocol.sbd_config import CalibratedSetting
@@ -210,7 +210,7 @@ def run_in_copy(package: Path, arguments: list[str]) -> None:
     needs are there already: a new process would take seconds for them."""
     if "setblock.model.weights" in sys.modules:
         sys.modules["setblock.model.weights"]._OPERATORS._destroy()  # PyTorch takes each name of an operator once
-    for name in [name for name in sys.modules if name.partition(".")[0] == "setblock"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("setblock", "setblock_vllm")]:
         del sys.modules[name]
     sys.path.insert(0, str(package.parent))
     sys.argv[1:] = arguments

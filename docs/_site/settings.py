@@ -1,6 +1,10 @@
 """Write the reference of the decoding settings, from the table that every caller reads."""
 
+import sys
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+
+sys.path.append(str(Path(__file__).parents[2] / "plugins" / "setblock-vllm" / "src"))  # it need not be installed
 
 GROUPS = {
     "point": "Operating point",
@@ -16,8 +20,8 @@ def page() -> str:
     from setblock.decoding.settings.table import HYPERPARAMETERS, SETTINGS
     from setblock.integrations import transformers
     from setblock.integrations.lm_eval import arguments
-    from setblock.integrations.vllm import parameters
     from setblock.server.http import limits
+    from setblock_vllm import parameters
 
     callers = {
         "command line": decoding_options.AVAILABLE,

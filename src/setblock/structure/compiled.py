@@ -74,6 +74,13 @@ class Grammars:
         """Return a form if it is compiled already, else None."""
         return None if self._in_use.get(structure) is None else self._recent(structure)
 
+    def tried(self, structure: Structure) -> Compiled:
+        """Return a form compiled, without a trial here: another process has tried it with the same tokenizer. While the caller
+        holds it, `matcher` finds it."""
+        if (found := self._in_use.get(structure)) is None:
+            found = self._in_use[structure] = Compiled(compile_form(self.vocabulary, structure))
+        return found
+
     @cached_property
     def special(self) -> dict[str, int]:
         """The added tokens, with their ids, that the text of a grammar never has: those that the tokenizer calls special, and
@@ -90,8 +97,7 @@ class Grammars:
             return found
         if fault := self._sandbox.fault(structure):
             raise ParameterError(fault)
-        made = self._in_use[structure] = Compiled(compile_form(self.vocabulary, structure))
-        return made
+        return self.tried(structure)
 
 
 def _tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:

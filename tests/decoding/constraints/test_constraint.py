@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, Remembering, answers, assert_same
 from decoding.samplers.cases import EXAMPLES
 from families import MODES, tiny_sbd
-from integrations.slot_engine import serve
 from naive import full_logits
 from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.constraints.constraint import TokenConstraint
@@ -26,6 +25,7 @@ from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
+from slot_engine import serve
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 

@@ -17,11 +17,11 @@ from setblock.integrations.lm_eval import arguments
 from setblock.integrations.lm_eval.arguments import request_settings
 from setblock.integrations.lm_eval.arguments import settings_from as of_the_harness
 from setblock.integrations.transformers import AVAILABLE, sbd_generate
-from setblock.integrations.vllm import parameters
-from setblock.integrations.vllm.parameters import settings_of as of_vllm
 from setblock.server.api.protocol import ChatBody
 from setblock.server.api.settings import settings_of as of_the_server
 from setblock.server.http import limits
+from setblock_vllm import parameters
+from setblock_vllm.parameters import settings_of as of_vllm
 
 VALUES: dict[Any, Any] = {
     int: 7,

@@ -109,8 +109,10 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
     wanted, target = inputs.wanted, inputs.targets
     # Otherwise all wanted outputs
-    if plan.is_prefill is not None or not plan.fuses_commit or state.params.may_skip_blocks:
+    if plan.is_prefill is not None or plan.may_be_cut or not plan.fuses_commit or state.params.may_skip_blocks:
         predicts = (plan.ends > block_start) | plan.of(state.is_causal)
+        if plan.may_be_cut and plan.fuses_commit:  # in exact rows that token is right, with the block or without it
+            predicts = predicts | plan.of(state.params.is_exact)
         if plan.is_prefill is not None:
             predicts = predicts | (plan.is_prefill & (block_start == plan.of(state.params.prompt_length)))
         wanted = wanted & (predicts[:, None] | (state.columns[: wanted.shape[1]] >= size))

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import Gate, check_output, with_row
-from setblock.model.adapter.files import INNER, OUTER, ROW
+from setblock.model.adapter.files import lora_weights
 from setblock.model.weights import product_in_parts
 
 
@@ -83,19 +83,12 @@ class Update(nn.Module):
 def load_adapter(model: PreTrainedModel, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Put an adapter, as returned by `read_lora`, into a model for decoding. Raise `SetBlockError` if the model lacks one of
     the adapter's layers, or if a layer is of a kind that can't act on some tokens only."""
-    scaling, modules = config["lora_alpha"] / config["r"], dict(model.named_modules())
-    bases: dict[str, nn.Module] = {}
-    factors: dict[str, tuple[Tensor, Tensor]] = {}
-    for key, weight in weights.items():
-        name = key.removeprefix("base_model.model.").removesuffix(INNER).removesuffix(ROW)
-        if key.endswith(ROW):
-            (token,) = config["trainable_token_indices"]
-            modules[name].register_buffer("trained_row", weight[0].clone())
-            modules[name].register_forward_hook(partial(_with_trained_row, token))
-        elif key.endswith(INNER):
-            outer = weights[key.removesuffix(INNER) + OUTER].float() * scaling
-            bases[name] = _base(modules, name, {weight.shape[1], outer.shape[0]})
-            factors[name] = weight.to(model.dtype), outer.t().to(model.dtype).contiguous()
+    lora, modules = lora_weights(config, weights, dtype=model.dtype), dict(model.named_modules())
+    for name, (token, row) in lora.rows.items():
+        modules[name].register_buffer("trained_row", row)
+        modules[name].register_forward_hook(partial(_with_trained_row, token))
+    factors = lora.factors
+    bases = {name: _base(modules, name, {inner.shape[1], outer.shape[1]}) for name, (inner, outer) in factors.items()}
     gate = Gate(model)
     for group in sharing_input(model, bases):
         for is_linear in (True, False):  # layers that can be joined, then the others

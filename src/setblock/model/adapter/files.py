@@ -5,7 +5,8 @@ files of such an adapter.
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,31 @@ def read_lora(folder: Path, *, row: bool) -> tuple[dict[str, Any], dict[str, Ten
     if more:
         raise SetBlockError(f"{folder}: the adapter must be plain LoRA, and has {more[0]}")
     return config, weights
+
+
+@dataclass(frozen=True)
+class LoraWeights:
+    """An adapter's weights as decoding uses them, by the names of the base model's modules."""
+
+    # A [r, in_features] and the transposed B [r, out_features] of each layer, with LoRA's factor in B
+    factors: Mapping[str, tuple[Tensor, Tensor]]
+    rows: Mapping[str, tuple[int, Tensor]]  # a token id and its trained row [D] of each embedding
+
+
+def lora_weights(config: Mapping[str, Any], weights: Mapping[str, Tensor], *, dtype: torch.dtype) -> LoraWeights:
+    """Return the weights of an adapter, as returned by `read_lora`, in the model's `dtype`."""
+    scaling = config["lora_alpha"] / config["r"]
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    rows: dict[str, tuple[int, Tensor]] = {}
+    for key, weight in weights.items():
+        name = key.removeprefix("base_model.model.").removesuffix(INNER).removesuffix(ROW)
+        if key.endswith(ROW):
+            (token,) = config["trainable_token_indices"]
+            rows[name] = token, weight[0].clone()
+        elif key.endswith(INNER):
+            outer = weights[key.removesuffix(INNER) + OUTER].float() * scaling
+            factors[name] = weight.to(dtype), outer.t().to(dtype).contiguous()
+    return LoraWeights(factors, rows)
 
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

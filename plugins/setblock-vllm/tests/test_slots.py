@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from answers import reciting
 from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
-from integrations.slot_engine import generated, serve
 from setblock.decoding.samplers import (
     EntropyBounded,
     Factor,
@@ -20,8 +19,9 @@ from setblock.decoding.samplers import (
     Sampler,
 )
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.plugin import STOCK
 from setblock.model.sbd_model import SBDModel
+from setblock_vllm.plugin import STOCK
+from slot_engine import generated, serve
 
 Noise = Literal["mask", "uniform"]
 
@@ -62,8 +62,39 @@ def test_requests_that_come_one_by_one_get_what_generate_gives(
         )
     ]
     rows = [prompts[i % 3] for i in range(len(settings))]
-    for prompt, each, served in zip(rows, settings, serve(sbd, rows, settings), strict=True):
-        assert (served.token_ids, served.passes) == generated(sbd, prompt, each)
+    expected = [generated(sbd, prompt, each) for prompt, each in zip(rows, settings, strict=True)]
+    for chunk in (1000, 7):  # of a prompt in a pass
+        assert [(each.token_ids, each.passes) for each in serve(sbd, rows, settings, chunk=chunk)] == expected
+
+
+@pytest.mark.parametrize("method", ["sbd", "exact"])
+@pytest.mark.parametrize("room", [0, 3])
+def test_commits_are_passes_of_their_own_where_a_block_does_not_fit_behind_them(
+    room: int, method: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """As under load. A block of method `sbd` is never fed in part: its tokens would see less than they should."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    settings = [of(sampler, method=method, block_size=8) for sampler in SAMPLERS]
+    rows = [prompts[i % 3] for i in range(len(settings))]
+    served = serve(sbd, rows, settings, most=8 + room)
+    more = 0
+    for prompt, each, found in zip(rows, settings, served, strict=True):
+        token_ids, passes = generated(sbd, prompt, each)
+        assert found.token_ids == token_ids
+        more += found.passes - passes
+    assert more > 0 or method == "exact", "short drafts leave room"
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_exact_drafts_are_as_long_as_there_is_room(
+    most: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Down to a token a pass, which is plain decoding."""
+    answer = [*range(20, 51), 0]
+    sbd = reciting(trained_tokenizer, answer, after=len(prompts[0]))
+    (served,) = serve(sbd, [prompts[0]], [of(EntropyBounded(math.inf), method="exact", max_new_tokens=40)], most=most)
+    assert served.token_ids == answer
+    assert served.passes <= {1: 32, 2: 24, 5: 13}[most]
 
 
 @pytest.mark.in_turn
@@ -183,24 +214,14 @@ def test_interrupted_requests_go_on_where_they_were(
         assert served.token_ids == generated(sbd, prompt, each)[0]
 
 
-def test_right_drafts_take_one_block_pass_and_one_commit(
-    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
-) -> None:
-    answer = [*range(20, 51), 0]  # 32 tokens: four blocks
-    sbd = reciting(trained_tokenizer, answer, after=len(prompts[0]))
-    settings = of(EntropyBounded(math.inf), method="exact", max_new_tokens=40)
-    (served,) = serve(sbd, [prompts[0]], [settings])
-    assert served.token_ids == answer
-    assert served.passes == 8
-
-
-def test_right_drafts_of_causal_blocks_take_one_pass_each(
-    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+@pytest.mark.parametrize("causal_block", [False, True])
+def test_right_drafts_take_one_pass_each(
+    causal_block: bool, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> None:
     answer = [*range(20, 51), 0]  # 32 tokens: four blocks
     sbd = reciting(trained_tokenizer, answer, after=len(prompts[0]))
     assert sbd.sbd_config is not None
-    sbd.sbd_config = replace(sbd.sbd_config, causal_block=True)
+    sbd.sbd_config = replace(sbd.sbd_config, causal_block=causal_block)
     settings = of(EntropyBounded(math.inf), method="exact", max_new_tokens=40)
     (served,) = serve(sbd, [prompts[0]], [settings])
     assert served.token_ids == answer

@@ -5,8 +5,8 @@ vLLM lets every logits processor validate a request's parameters. This one does 
 
 from typing import Any
 
-from setblock.integrations.vllm import vllm_api
-from setblock.integrations.vllm.parameters import Served, admitted, refuse_unsupported
+from setblock_vllm import vllm_api
+from setblock_vllm.parameters import Served, admitted, refuse_unsupported
 
 
 class BlockAdmission(vllm_api.LogitsProcessor):

@@ -1,7 +1,6 @@
-"""All names that are imported from vLLM, and the check of its version.
+"""All names that are imported from vLLM. Only `hooks`, which checks them, names vLLM's modules besides.
 
-No other file names vLLM's modules. A name is looked up at its first use, so importing this module costs nothing and needs no
-vLLM. A test looks up all of them, with the arguments that are used.
+A name is looked up at its first use, so importing this module costs nothing and needs no vLLM.
 """
 
 from contextlib import suppress
@@ -11,9 +10,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from setblock.errors import SetBlockError
-
-SUPPORTED = SpecifierSet(">=0.32.0,<0.33")
+SUPPORTED = SpecifierSet(">=0.32.0,<0.34")  # what is installed with the plugin; a later one is used if it fits
 
 # The names used here, and where vLLM has them.
 HOMES = {
@@ -21,14 +18,31 @@ HOMES = {
     "ModelRegistry": "vllm.model_executor.models:ModelRegistry",
     "MODELS_CONFIG_MAP": "vllm.model_executor.models.config:MODELS_CONFIG_MAP",
     "DiffusionConfig": "vllm.config:DiffusionConfig",
+    "AttentionBackendEnum": "vllm.v1.attention.backends.registry:AttentionBackendEnum",
+    "is_fa_version_supported": "vllm.v1.attention.backends.fa_utils:is_fa_version_supported",
     "CUDAGraphMode": "vllm.config.compilation:CUDAGraphMode",
+    "current_platform": "vllm.platforms:current_platform",
+    # how much a pass feeds
+    "DiffusionScheduler": "vllm.v1.core.sched.diffusion_scheduler:DiffusionScheduler",
+    "DiffusionAsyncScheduler": "vllm.v1.core.sched.diffusion_scheduler:DiffusionAsyncScheduler",
     # admission of requests
     "LogitsProcessor": "vllm.v1.worker.gpu.sample.logits_processor:LogitsProcessor",
+    "InputProcessor": "vllm.v1.engine.input_processor:InputProcessor",
+    "AsyncLLM": "vllm.v1.engine.async_llm:AsyncLLM",
+    "SamplingParams": "vllm.sampling_params:SamplingParams",
+    "VLLMValidationError": "vllm.exceptions:VLLMValidationError",
+    "cached_tokenizer_from_config": "vllm.tokenizers:cached_tokenizer_from_config",
     # a pass
     "DefaultModelState": "vllm.v1.worker.gpu.model_states.default:DefaultModelState",
     "build_attn_metadata": "vllm.v1.worker.gpu.attn_utils:build_attn_metadata",
     "SamplerOutput": "vllm.v1.worker.gpu.sample.output:SamplerOutput",
     "InputBatch": "vllm.v1.worker.gpu.input_batch:InputBatch",
+    # the layers of an adapter
+    "LinearBase": "vllm.model_executor.layers.linear:LinearBase",
+    "LinearMethodBase": "vllm.model_executor.layers.linear:LinearMethodBase",
+    "QKVParallelLinear": "vllm.model_executor.layers.linear:QKVParallelLinear",
+    "ReplicatedLinear": "vllm.model_executor.layers.linear:ReplicatedLinear",
+    "RowParallelLinear": "vllm.model_executor.layers.linear:RowParallelLinear",
     # the architectures
     "LlamaForCausalLM": "vllm.model_executor.models.llama:LlamaForCausalLM",
     "MistralForCausalLM": "vllm.model_executor.models.mistral:MistralForCausalLM",
@@ -52,13 +66,3 @@ def installed_version() -> str | None:
         with suppress(PackageNotFoundError):
             return version(name)
     return None
-
-
-def check_version() -> None:
-    """Raise `SetBlockError`, with what to do, if vLLM is missing or has a version that this release does not support."""
-    found = installed_version()
-    if found is None or not SUPPORTED.contains(found.split("+")[0], prereleases=False):
-        raise SetBlockError(
-            f"setblock's vLLM plugin needs vLLM {SUPPORTED}, and this environment has "
-            f"{'none' if found is None else found}: pip install 'vllm{SUPPORTED}', or serve without vLLM by `setblock serve`"
-        )

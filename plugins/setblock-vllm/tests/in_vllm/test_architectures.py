@@ -10,12 +10,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from integrations.slot_engine import generated
-from integrations.vllm.engines import offline, passes_so_far
+from in_vllm.engines import offline, passes_so_far
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.plugin import STOCK
 from setblock.model.sbd_model import SBDModel
+from setblock_vllm.plugin import STOCK
+from slot_engine import generated
 
 # vLLM's attention on a CPU wants heads of at least 32.
 SHAPE = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
@@ -65,7 +65,11 @@ def test_tokens_are_those_of_generate(engine: Any, model: SBDModel, prompts: Seq
     from vllm import SamplingParams
 
     requested = [
-        (prompt, replace(settings, max_new_tokens=48), SamplingParams(max_tokens=48, extra_args=dict(extra)))
+        (
+            prompt,
+            replace(settings, max_new_tokens=48),
+            SamplingParams(temperature=0.0, max_tokens=48, extra_args=dict(extra)),
+        )
         for settings, extra in REQUESTS
         for prompt in prompts
     ]
@@ -98,7 +102,7 @@ def test_a_causal_block_is_committed_with_the_next_one(
         )
         expected, passes = generated(model, prompt, settings)
         before = passes_so_far(engine)
-        params = SamplingParams(max_tokens=48, extra_args=extra)
+        params = SamplingParams(temperature=0.0, max_tokens=48, extra_args=extra)
         (output,) = engine.generate([{"prompt_token_ids": prompt}], [params], use_tqdm=False)
         assert list(output.outputs[0].token_ids) == expected
         assert passes_so_far(engine) - before == passes

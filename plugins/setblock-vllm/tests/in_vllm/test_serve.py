@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import setblock
-from integrations.vllm.engines import as_json, metrics, problems, served, told
+from in_vllm.engines import as_json, metrics, problems, served, told
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm.config import overrides_for
 from setblock.model.loading.named import BUNDLED_MODEL
+from setblock_vllm.config import overrides_for
 
 pytestmark = pytest.mark.servers
 QUESTION = problems(1)[0].question

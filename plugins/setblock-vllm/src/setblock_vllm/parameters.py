@@ -14,7 +14,7 @@ from setblock.model.protocol.sbd_config import SBDModelConfig
 # vLLM's name for the number of tokens that a request is fed in each pass; vLLM's scheduler reads it.
 WIDTH_OF_VLLM = "diffusion_canvas_length"
 
-_ITS_OWN = "max_new_tokens stop stop_token_ids top_k top_p structure n logprobs".split()  # or none
+_ITS_OWN = "max_new_tokens stop stop_token_ids top_k top_p n logprobs".split()  # or none
 # Its passes have one size, and its scheduler a limit
 AVAILABLE = available(but_not=("drafts", "prefill_chunk", *_ITS_OWN))
 _OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "session_id")
@@ -24,8 +24,8 @@ def settings_of(params: Any) -> DecodingSettings:
     """Return the settings of vLLM's `SamplingParams`.
 
     `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters
-    are next to it. `logit_bias` may be a string of JSON, since `vllm_xargs` has no objects. Raise `ParameterError` if a name
-    is unknown, or a value out of its range.
+    are next to it. `logit_bias` may be a string of JSON, since `vllm_xargs` has no objects, and so may `structure`, as
+    `{"regex": "[0-9]+"}`. Raise `ParameterError` if a name is unknown, or a value out of its range.
     """
     requested = {name: value for name, value in (params.extra_args or {}).items() if name not in _OF_OTHERS}
     if isinstance(biases := requested.get("logit_bias"), str):
@@ -34,6 +34,11 @@ def settings_of(params: Any) -> DecodingSettings:
         except (ValueError, TypeError, AttributeError):
             message = f'logit_bias must be JSON of token ids and numbers, as {{"17": -5}}, not {biases!r}'
             raise ParameterError(message) from None
+    if isinstance(form := requested.get("structure"), str):
+        try:
+            requested["structure"] = json.loads(form)
+        except (ValueError, RecursionError) as error:
+            raise ParameterError(f'structure must be JSON, as {{"regex": "[0-9]+"}}, and is not: {error}') from None
     top_k = max(0, params.top_k or 0)
     base = DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty)
     return requested_settings(requested, base=base, available=AVAILABLE)
@@ -49,9 +54,20 @@ class Served:
     here: ClassVar["Served | None"] = None
 
 
-def width_of(sbd_config: SBDModelConfig, block_size: int) -> int:
-    """Return the most tokens that a pass feeds a request: a block, and, if blocks are causal, the tokens it commits before."""
-    return (2 if sbd_config.causal_block else 1) * block_size
+def width_of(block_size: int) -> int:
+    """Return the most tokens that a pass feeds a request: the block that it commits, and the next one."""
+    return 2 * block_size
+
+
+def fed_at_least(params: Any, served: int) -> int:
+    """Return the fewest tokens that a pass may feed a request that was admitted. A block of method `sbd` is never fed in part.
+
+    Args:
+        params: vLLM's `SamplingParams`.
+        served: what a request is fed that asks for no block size.
+    """
+    extra = params.extra_args or {}
+    return extra.get(WIDTH_OF_VLLM, served) // width_of(1) if extra.get("method") == "sbd" else 1
 
 
 def admitted(params: Any, served: Served | None) -> dict[str, Any]:
@@ -67,8 +83,7 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
         return {**extra, WIDTH_OF_VLLM: 1}
     if settings.block_size is None:
         return extra
-    width = settings.block_size if served is None else width_of(served.sbd_config, settings.block_size)
-    return {**extra, WIDTH_OF_VLLM: width}
+    return {**extra, WIDTH_OF_VLLM: width_of(settings.block_size)}
 
 
 def refuse_unsupported(params: Any) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from setblock.data.tasks.word_problems import WordProblem, word_problems
-from setblock.integrations.vllm.config import overrides_for
 from setblock.model.loading.named import BUNDLED_MODEL
+from setblock_vllm.config import overrides_for
 
 START_SECONDS = 900.0
 SIZES: dict[str, Any] = {
@@ -45,7 +45,8 @@ def ask(engine: Any, questions: Sequence[str], extra: Sequence[dict[str, Any]], 
     from vllm import SamplingParams
 
     chats = [[{"role": "user", "content": question}] for question in questions]
-    wanted = [SamplingParams(max_tokens=256, extra_args=dict(each), **params) for each in extra]
+    params = {"max_tokens": 256, "temperature": 0.0} | params
+    wanted = [SamplingParams(extra_args=dict(each), **params) for each in extra]
     return [output.outputs[0] for output in engine.chat(chats, wanted, use_tqdm=False)]
 
 

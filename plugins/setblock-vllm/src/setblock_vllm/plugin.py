@@ -1,8 +1,9 @@
 """The plugin that registers the architectures in each of vLLM's processes. It costs nothing if none of them is served."""
 
+import logging
 from typing import Any
 
-from setblock.integrations.vllm import vllm_api
+from setblock_vllm import hooks, vllm_api
 
 PREFIX = "SetBlock"
 STOCK = tuple(name for name in vllm_api.HOMES if name.endswith("ForCausalLM"))
@@ -14,7 +15,7 @@ class SetBlockDecoding:
     @staticmethod
     def get_model_state_cls() -> type:
         """Return the class that vLLM's model runner asks for."""
-        from setblock.integrations.vllm.model_state import SetBlockModelState
+        from setblock_vllm.model_state import SetBlockModelState
 
         return SetBlockModelState
 
@@ -38,11 +39,18 @@ def __getattr__(name: str) -> type:
 def register() -> None:
     """Register the architectures, as an entry point of the group `vllm.general_plugins`.
 
-    With a version of vLLM that is not supported, other models are served as before, and `SetBlockConfig` refuses ours.
+    With a vLLM that lacks something that the plugin uses, nothing is registered: other models are served as before, and the log
+    says why ours are not.
     """
-    from setblock.integrations.vllm.config import SetBlockConfig
+    if (problem := hooks.problem()) is not None:
+        instead = f"pip install 'vllm{vllm_api.SUPPORTED}', or serve without vLLM by `setblock serve`"
+        logging.getLogger("vllm.setblock").warning(
+            "no model is decoded in blocks: setblock-vllm %s; %s", problem, instead
+        )
+        return
+    from setblock_vllm.config import SetBlockConfig
 
     for stock in STOCK:
         name = PREFIX + stock
-        vllm_api.ModelRegistry.register_model(name, f"setblock.integrations.vllm.plugin:{name}")
+        vllm_api.ModelRegistry.register_model(name, f"setblock_vllm.plugin:{name}")
         vllm_api.MODELS_CONFIG_MAP[name] = SetBlockConfig

@@ -3,22 +3,27 @@
 SETBLOCK_VLLM_PROBLEMS says on how many held-out problems; 100 by `make test-vllm`, few by default.
 """
 
-import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import setblock
-from integrations.slot_engine import generated
-from integrations.vllm.engines import ask, figure, offline, passes_so_far, problems
+from in_vllm.engines import ask, figure, offline, passes_so_far, problems
+from measuring.operations import _ONLY_MEMORY
+from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.integrations.vllm import vllm_api
+from setblock_vllm import hooks, vllm_api
+from setblock_vllm.model_state import BlockSampler, SetBlockModelState
+from slot_engine import generated
 
 COUNT = int(os.environ.get("SETBLOCK_VLLM_PROBLEMS", "4"))
 
@@ -36,29 +41,10 @@ def model() -> setblock.SBDModel:
     return setblock.load()
 
 
-# Arguments that are passed, or fields that are read: what breaks first when vLLM's internals move.
-_ARGUMENTS = {
-    "DiffusionConfig": "canvas_length",
-    "build_attn_metadata": "attn_groups num_reqs num_tokens query_start_loc_gpu query_start_loc_cpu max_query_len seq_lens "
-    "max_seq_len block_tables slot_mappings kv_cache_config seq_lens_cpu_upper_bound positions is_prefilling causal "
-    "for_cudagraph_capture",
-    "SamplerOutput": "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected",
-    "InputBatch": "num_reqs num_reqs_after_padding idx_mapping idx_mapping_np num_scheduled_tokens num_tokens "
-    "num_tokens_after_padding num_draft_tokens query_start_loc query_start_loc_np seq_lens seq_lens_cpu_upper_bound "
-    "prefill_len_np num_computed_prefill_tokens_np is_prefilling_np positions logits_indices cu_num_logits_np",
-}
-_METHODS = {
-    "DefaultModelState": "add_request custom_sampler prepare_attn prepare_inputs num_new_sampled_tokens_per_step",
-    "LogitsProcessor": "validate_params add_request",
-    "ModelRegistry": "register_model",
-}
-
-
-@pytest.mark.parametrize("name", vllm_api.HOMES)
-def test_vllm_has_what_is_used_of_it(name: str) -> None:
-    value = getattr(vllm_api, name)
-    have = set(inspect.signature(value).parameters) if name in _ARGUMENTS else set(dir(value))
-    assert {*(_ARGUMENTS.get(name, "") + " " + _METHODS.get(name, "")).split()} <= have
+def test_vllm_has_what_is_used_of_it() -> None:
+    assert hooks.problem() is None
+    for name in vllm_api.HOMES:
+        assert getattr(vllm_api, name) is not None
 
 
 @pytest.mark.parametrize(
@@ -119,6 +105,78 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
     for question, each, answer in zip(questions, settings, answers, strict=True):
         prompt = encode_prompt(model.tokenizer, question, raw=False)
         assert list(answer.token_ids) == generated(model, prompt, replace(each, max_new_tokens=256))[0]
+
+
+class Counted(TorchDispatchMode):
+    """Counts what a step runs: operations, those in which a host list becomes a tensor, and those that wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[int] = []
+        self.steps: list[Synchronisations] = []
+        self.lists = 0
+        self._count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.lists += name == "lift_fresh"
+        self._count += not func.is_view and name not in _ONLY_MEMORY
+        return func(*args, **(kwargs or {}))
+
+    def of(self, method: Any, *, ends: bool) -> Any:
+        """A method of a step, counted. The last one of a step `ends` it."""
+
+        def counted(*args: Any, **named: Any) -> Any:
+            step = Synchronisations()
+            with step, self:
+                result = method(*args, **named)
+            self.steps.append(step)
+            if ends:
+                self.operations.append(self._count)
+                self._count = 0
+            return result
+
+        return counted
+
+
+def test_a_step_waits_for_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No value is read and no list becomes a tensor in a step, whatever takes part; requests come and go between steps."""
+    counted = Counted()
+    build, from_numpy = vllm_api.build_attn_metadata, torch.from_numpy
+
+    def uncounted(function: Any) -> Any:
+        def run(*args: Any, **named: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args, **named)
+
+        return run
+
+    monkeypatch.setitem(vars(vllm_api), "build_attn_metadata", uncounted(build))  # vLLM's own
+    monkeypatch.setattr(torch, "from_numpy", uncounted(from_numpy))  # what the host keeps
+    for owner, name in (
+        (SetBlockModelState, "prepare_attn"),
+        (SetBlockModelState, "prepare_inputs"),
+        (BlockSampler, "__call__"),
+    ):
+        method = getattr(owner, name)
+        monkeypatch.setattr(owner, name, _method(counted.of(method, ends=name == "__call__")))
+    exact, sbd = {"method": "exact"}, {"method": "sbd", "gamma": 0.03}
+    questions = [problem.question for problem in problems(4)]
+    for extra, most in (([exact] * 4, 180), ([sbd] * 4, 160), ([exact, sbd, {"method": "ntp"}, exact], 270)):
+        counted.operations.clear()
+        with as_on_an_accelerator():
+            ask(engine, questions, extra)
+        assert len(counted.operations) > 5
+        assert median(counted.operations) <= most, "when commits were passes of their own: 258, 212, 332"
+    assert [dict(step.counts) for step in counted.steps if step.total] == []
+    assert counted.lists == 0
+
+
+def _method(function: Any) -> Any:
+    def method(self: Any, *args: Any, **named: Any) -> Any:
+        return function(self, *args, **named)
+
+    return method
 
 
 def test_a_cached_prefix_changes_nothing(engine: Any) -> None:

@@ -1,0 +1,59 @@
+"""How many tokens a pass feeds a request, by load.
+
+A pass that feeds few tokens takes as long as reading the weights does, whatever it feeds. One that feeds many takes time for
+each token. So requests share about as many tokens as cost little. What is cut from a request is first the new block, then the
+draft that is checked. The tokens of an answer don't depend on it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from setblock.errors import ParameterError
+from setblock_vllm import vllm_api
+from setblock_vllm.parameters import fed_at_least
+
+OPTION = "setblock_pass_tokens"  # in vLLM's --additional-config
+# A token costs two operations for each weight, of two bytes. GPUs do 150 to 300 operations in the time of reading a byte, so
+# about as many tokens take as long as reading the weights. The figure for CPUs was measured: docs/vllm.md
+_ON_GPUS, _ON_CPUS = 256, 128
+
+
+def pass_tokens(vllm_config: Any) -> int:
+    """Return how many tokens a pass feeds all requests together, at most, as long as each can be fed less. Raise
+    `ParameterError` if the option is wrong."""
+    own = vllm_config.additional_config.get(OPTION) if isinstance(vllm_config.additional_config, dict) else None
+    if own is not None and (not isinstance(own, int) or own < 1):
+        raise ParameterError(f"{OPTION} in --additional-config must be a whole number of at least 1, not {own!r}")
+    return own or (_ON_CPUS if vllm_api.current_platform.is_cpu() else _ON_GPUS)
+
+
+def make_scheduler(*, vllm_config: Any, **arguments: Any) -> Any:
+    """Return vLLM's scheduler for such models, extended. vLLM calls this in place of a class."""
+    is_async = vllm_config.scheduler_config.async_scheduling
+    base = vllm_api.DiffusionAsyncScheduler if is_async else vllm_api.DiffusionScheduler
+    scheduler = type("BlockScheduler", (SharedPasses, base), {})(vllm_config=vllm_config, **arguments)
+    scheduler.pass_tokens = pass_tokens(vllm_config)
+    return scheduler
+
+
+class SharedPasses:
+    """A mixin of one of vLLM's schedulers."""
+
+    pass_tokens: int
+
+    def schedule(self, *arguments: Any, **named: Any) -> Any:
+        """Schedule the next pass as vLLM does, with what each request is fed cut first."""
+        share_pass(self.running, self.pass_tokens)  # type: ignore[attr-defined]
+        return super().schedule(*arguments, **named)  # type: ignore[misc]
+
+
+def share_pass(requests: Iterable[Any], pass_tokens: int) -> None:
+    """Cut what running requests are about to be fed, so that all together are fed at most `pass_tokens`, if each can be fed so
+    little. vLLM's `spec_token_ids` are its placeholders for what a request is fed."""
+    fed = [request for request in requests if request.spec_token_ids]
+    share = pass_tokens // max(1, len(fed))
+    for request in fed:
+        size = len(request.spec_token_ids)
+        request.spec_token_ids = request.spec_token_ids[
+            : max(share, min(size, fed_at_least(request.sampling_params, size)))
+        ]
