@@ -69,7 +69,7 @@ class PassSize(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Traits:
+class PassTraits:
     """What of the requests decides which operations a pass has, besides its size."""
 
     methods: frozenset[str]
@@ -101,7 +101,7 @@ class CapturedPasses:
         self, table: StateTable, passes: StaticRunner, *, vocab_size: int, recorder: Callable[[], Recorder] = CudaGraph
     ) -> None:
         self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
-        self._captured: dict[tuple[PassSize, _Traits], CapturedPass] = {}
+        self._captured: dict[tuple[PassSize, PassTraits], CapturedPass] = {}
         self._version = table.version
         self.sizes: Counter[PassSize] = Counter()
         self.reason: str | None = None
@@ -114,7 +114,7 @@ class CapturedPasses:
         """Return a captured pass of each size, the last that was captured."""
         return {size: each for (size, _), each in self._captured.items()}
 
-    def takes(
+    def can_capture(
         self, requests: Sequence[RequestParams], schedules: Sequence[RowSchedule], constraints: BatchConstraints
     ) -> bool:
         """Return whether a pass over these requests, each with its schedule and constraints, is captured."""
@@ -140,7 +140,7 @@ class CapturedPasses:
         pages: Sequence[Sequence[int]],
         requested: Sequence[Sequence[int]] | None = None,
     ) -> HostCopy | None:
-        """Launch a pass that `takes` allows, and return a copy of what it did to these rows, then to those that fill the pass
+        """Launch a pass that `can_capture` allows, and return a copy of what it did to these rows, then to those that fill the pass
         up. Return None if it could not be captured: nothing has happened then, and `reason` says why.
 
         Args:
@@ -251,9 +251,9 @@ def is_own(sampler: Sampler | None) -> bool:
     return sampler is None or type(sampler).__module__.startswith("setblock.decoding.")
 
 
-def _traits_of(requests: Sequence[RequestParams]) -> _Traits:
+def _traits_of(requests: Sequence[RequestParams]) -> PassTraits:
     settings = [each.settings for each in requests]
-    return _Traits(
+    return PassTraits(
         methods=frozenset(each.method for each in settings),
         block_width=max(each.block_size for each in requests),
         capacity=fixed_capacity(max(each.limit + each.block_size for each in requests)),

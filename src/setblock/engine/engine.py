@@ -72,7 +72,7 @@ class Engine:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=self._table.vacant + 1, positions=positions)
             self.captured = CapturedPasses(self._table, passes, vocab_size=model.vocab_size, recorder=recorder)
-        self._flight: _Flight | None = None  # a captured pass whose outputs were not read yet
+        self._in_flight: _LaunchedPass | None = None  # a captured pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
         self._counts = Counter[str]()  # of the figures that count what was done
@@ -112,19 +112,19 @@ class Engine:
         A captured pass is launched before the one before it is read, if nobody could join: the device then never waits for
         the host."""
         progress = []
-        if self._flight is None:
+        if self._in_flight is None:
             progress += self._drop_cancelled()
             self._admit()
             if not (schedules := self._plan()):
                 return progress
-            self._flight = self._launched(schedules)
-            if self._flight is None:
+            self._in_flight = self._launch_captured(schedules)
+            if self._in_flight is None:
                 return progress + self._pass(schedules)
-        flight, self._flight = self._flight, self._launched_ahead(self._flight)
-        progress += self._landed(flight)
+        launched, self._in_flight = self._in_flight, self._launch_ahead(self._in_flight)
+        progress += self._read_captured(launched)
         if not self._running:
-            self._flight = None  # nobody is left whom it could have fed anything
-        return progress if self._flight else progress + self._drop_cancelled()
+            self._in_flight = None  # nobody is left whom it could have fed anything
+        return progress if self._in_flight else progress + self._drop_cancelled()
 
     @property
     def is_idle(self) -> bool:
@@ -272,7 +272,7 @@ class Engine:
         """Whether the next pass is one of few sizes, which is captured."""
         if self.captured is None or self._batch.next_schedules is None:
             return False
-        return self.captured.takes(
+        return self.captured.can_capture(
             self._batch.state.params.rows, self._batch.next_schedules, self._batch.policy.constraints
         )
 
@@ -325,7 +325,7 @@ class Engine:
         self._batch_is_newer = True
         return self._progress(schedules, batch.outputs(step))
 
-    def _launched(self, schedules: Sequence[RowSchedule]) -> "_Flight | None":
+    def _launch_captured(self, schedules: Sequence[RowSchedule]) -> "_LaunchedPass | None":
         """Launch a pass over the scheduled requests as a captured one; return None if it is not captured."""
         if self.captured is None or not self._is_static:
             return None
@@ -333,20 +333,20 @@ class Engine:
         requested = self._batch.choose_lengths(self._runner, is_static=True).requested
         if requested is not None:
             requested = [[each[row] for row in fed] for each in requested]
-        flight = self._launch(fed, [schedules[row] for row in fed], requested)
-        if flight is not None:
+        launched = self._launch(fed, [schedules[row] for row in fed], requested)
+        if launched is not None:
             self._batch.feeds(schedules)
-        return flight
+        return launched
 
-    def _launched_ahead(self, flight: "_Flight") -> "_Flight | None":
-        """Launch the pass after `flight`, whose outputs were not read. It feeds all that may be needed. Return None if that
+    def _launch_ahead(self, launched: "_LaunchedPass") -> "_LaunchedPass | None":
+        """Launch the pass after `launched`, whose outputs were not read. It feeds all that may be needed. Return None if that
         would delay somebody, cost more than reading first, or if it can't be known what is needed."""
         running, batch = self._running, self._batch
         requests, may_join = batch.state.params.rows, self._waiting and len(running) < self.limits.max_num_seqs
         is_free = sum(2 * each.block_size for each in requests) <= FREE_TOKENS
         if may_join or self._cancelled or not is_free or batch.policy.constraints.listening:
             return None
-        fed = dict(zip(flight.sequences, flight.schedules, strict=True))
+        fed = dict(zip(launched.sequences, launched.schedules, strict=True))
         if any(sequence not in fed for sequence in running):
             return None
         whole = [_with_block(fed[sequence], each) for sequence, each in zip(running, requests, strict=True)]
@@ -362,7 +362,7 @@ class Engine:
 
     def _launch(
         self, rows: Sequence[int], schedules: Sequence[RowSchedule], requested: Sequence[Sequence[int]] | None
-    ) -> "_Flight | None":
+    ) -> "_LaunchedPass | None":
         assert self.captured is not None
         self._save()
         sequences, requests = [self._running[row] for row in rows], self._batch.state.params.rows
@@ -377,12 +377,12 @@ class Engine:
             return None
         self._counts["passes"] += 1
         self._table_is_newer = True
-        return _Flight(sequences, schedules, copy)
+        return _LaunchedPass(sequences, schedules, copy)
 
-    def _landed(self, flight: "_Flight") -> list[Progress]:
+    def _read_captured(self, launched: "_LaunchedPass") -> list[Progress]:
         """Read the outputs of a captured pass, and return its results."""
-        ahead, of_sequence = self._flight, dict(zip(flight.sequences, row_outputs(flight.copy), strict=False))
-        fed = dict(zip(flight.sequences, flight.schedules, strict=True))
+        ahead, of_sequence = self._in_flight, dict(zip(launched.sequences, row_outputs(launched.copy), strict=False))
+        fed = dict(zip(launched.sequences, launched.schedules, strict=True))
         if ahead is not None:  # what it feeds is known now
             ahead.schedules = [of_sequence[sequence].scheduled for sequence in ahead.sequences]
             for sequence, scheduled in zip(ahead.sequences, ahead.schedules, strict=True):
@@ -454,7 +454,7 @@ def _with_block(scheduled: RowSchedule, params: RequestParams) -> RowSchedule:
 
 
 @dataclass
-class _Flight:
+class _LaunchedPass:
     """A captured pass that was launched, and whose outputs were not read yet."""
 
     sequences: Sequence[EngineSequence]
