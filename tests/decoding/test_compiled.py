@@ -201,12 +201,12 @@ def test_a_plan_is_as_small_as_can_be_or_fixed(k: int, data: st.DataObject) -> N
     schedules = [RowSchedule(5, end, 5, is_prefill=False) for end in ends]
     runners = [SimpleNamespace(fixed_keys=keys, fuses_commit=True) for keys in (None, 256)]
     tight, fixed = (plan_pass(state, schedules, cast("Runner", each)) for each in runners)
-    assert (tight.queries, tight.visible, tight.is_fixed) == (max(ends) - 5, max(ends), False)
+    assert (tight.queries, tight.visible, tight.is_static) == (max(ends) - 5, max(ends), False)
     assert tight.rows.tolist() == [row for row, end in enumerate(ends) if end > 5]
     assert tight.queries <= fixed.queries in (k, 2 * k)
-    assert (fixed.visible, fixed.is_fixed, len(fixed.rows)) == (256, True, 3)
+    assert (fixed.visible, fixed.is_static, len(fixed.rows)) == (256, True, 3)
     prefill = [scheduled._replace(is_prefill=True) for scheduled in schedules]
-    assert plan_pass(state, prefill, cast("Runner", runners[1])).is_fixed is False
+    assert plan_pass(state, prefill, cast("Runner", runners[1])).is_static is False
 
 
 @given(needed=st.integers(1, 1 << 17))

@@ -23,7 +23,7 @@ from setblock.engine.request import Request
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import block_only
 from setblock.model.loading.loading import load
-from setblock.model.protocol.runtime import ModelInput, PassPlan, RowSchedule
+from setblock.model.protocol.runtime import ModelInput, PassLayout, PassPlan, RowSchedule
 from setblock.model.sbd_model import SBDModel
 from setblock.training.inputs.doubled import TrainingInputs, doubled_inputs
 from setblock.training.inputs.noising import Noising
@@ -218,7 +218,7 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
         queries=length,
         width=outputs.shape[1],
         visible=length,
-        is_full=True,
+        layout=PassLayout.FULL,
         causal_block=sbd_config.causal_block,
         schedules=[RowSchedule(0, length, start, is_prefill=False)],
     )

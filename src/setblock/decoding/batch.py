@@ -178,7 +178,7 @@ class Batch:
     def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> StepOutput:
         whole_blocks = bool(self.policy.constraints.constrained)
         plan = plan_pass(self.state, schedules, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
-        compiled, device = runner.compiled if plan.is_fixed else identity, self.state.tokens.device
+        compiled, device = runner.compiled if plan.is_static else identity, self.state.tokens.device
         has_prompts = any(
             scheduled.is_prefill for scheduled in schedules
         )  # their tokens need other attention, and no outputs
@@ -285,7 +285,7 @@ class Batch:
 def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> tuple[int, int]:
     """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
     fed = [each.tokens + runner.refed(row, each.start) for row, each in enumerate(schedules) if each.tokens]
-    if plan.is_fixed:
+    if plan.is_static:
         return len(fed), runner.computed(len(plan.rows) * plan.queries)
     if runner.pads:
         return len(fed), runner.computed(len(plan.rows) * max(fed))

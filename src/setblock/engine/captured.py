@@ -27,7 +27,7 @@ from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import HostCopy, Packed, packed
 from setblock.errors import SetBlockError, warn
-from setblock.model.protocol.runtime import PassPlan, RowSchedule, StaticRunner, fixed_capacity
+from setblock.model.protocol.runtime import PassLayout, PassPlan, RowSchedule, StaticRunner, fixed_capacity
 
 Result = TypeVar("Result")
 
@@ -140,8 +140,8 @@ class CapturedPasses:
         pages: Sequence[Sequence[int]],
         requested: Sequence[Sequence[int]] | None = None,
     ) -> HostCopy | None:
-        """Launch a pass that `can_capture` allows, and return a copy of what it did to these rows, then to those that fill the pass
-        up. Return None if it could not be captured: nothing has happened then, and `reason` says why.
+        """Launch a pass that `can_capture` allows. Return a copy of what it did to these rows, then to those that fill the
+        pass up; or None if it could not be captured: nothing has happened then, and `reason` says why.
 
         Args:
             rows: of the table.
@@ -237,7 +237,7 @@ class CapturedPasses:
             checked=min(size.queries, params.block_width) - 1 if params.has_exact else 0,
             visible=size.keys,
             causal_block=params.sbd_config is not None and params.sbd_config.causal_block,
-            is_fixed=True,
+            layout=PassLayout.STATIC,
         )
         inputs = prepare_inputs(state, plan)
         logits = self._passes.logits(inputs, rows=rows)

@@ -23,7 +23,7 @@ from torch import Tensor
 from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.state import NO_TOKEN, BatchParams, BatchState
 from setblock.decoding.step.choice import random_tokens
-from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassPlan, RowSchedule, Runner
+from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassLayout, PassPlan, RowSchedule, Runner
 
 
 def next_schedules(state: BatchState, *, fuses_commit: bool) -> list[RowSchedule]:
@@ -154,7 +154,10 @@ def plan_pass(
         state.tokens.device,
         state.params.sbd_config is not None and state.params.sbd_config.causal_block,
     )
-    is_full = not (is_ahead or is_fixed) and all(schedules[row].tokens == queries for row in fed)
+    layout = PassLayout.STATIC if is_fixed else PassLayout.PADDED
+    if not (is_ahead or is_fixed) and all(schedules[row].tokens == queries for row in fed):
+        sees_all = all(schedules[row].end == visible and schedules[row].sees_all for row in fed)
+        layout = PassLayout.UNIFORM if sees_all and (queries == 1 or not causal_block) else PassLayout.FULL
     is_everyone = len(fed) == state.batch
     rows = state.rows if is_everyone else torch.tensor(fed, device=device)
     if any(scheduled.is_cut for scheduled in schedules):
@@ -173,11 +176,7 @@ def plan_pass(
         visible=visible,
         fuses_commit=runner.fuses_commit,
         causal_block=causal_block,
-        is_full=is_full,
-        sees_all=is_full
-        and (queries == 1 or not causal_block)
-        and all(schedules[row].end == visible and schedules[row].sees_all for row in fed),
-        is_fixed=is_fixed,
+        layout=layout,
         schedules=None if is_ahead or is_fixed else [schedules[row] for row in fed],
     )
 

@@ -25,7 +25,7 @@ from setblock.model.attention.document_attention import (
     document_attention,
     document_masks,
 )
-from setblock.model.protocol.runtime import ModelInput, PassPlan, RowSchedule, Runner
+from setblock.model.protocol.runtime import ModelInput, PassLayout, PassPlan, RowSchedule, Runner
 from setblock.model.runners.forward import logits_at
 
 _FIRST, _START, _BLOCK = (18, 4, 12), (25, 5, 17), 4
@@ -159,6 +159,7 @@ def schedule_input(
     positions = start + columns  # [A, Q]
     is_real = positions < end
     safe = positions.masked_fill(~is_real, 0)
+    sees_all = len(schedules) == 1 and schedules[0].sees_all and bool(is_real.all())
     return ModelInput(
         plan=PassPlan(
             rows=torch.tensor(list(rows), device=device),
@@ -167,8 +168,7 @@ def schedule_input(
             queries=len(columns),
             width=len(columns),
             visible=int(end.max()),
-            is_full=bool(is_real.all()),
-            sees_all=len(schedules) == 1 and schedules[0].sees_all,
+            layout=PassLayout.UNIFORM if sees_all else PassLayout.FULL if bool(is_real.all()) else PassLayout.PADDED,
             schedules=schedules,
         ),
         tokens=torch.stack([each[here] for each, here in zip(tokens, safe, strict=True)]),

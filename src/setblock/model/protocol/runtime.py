@@ -6,6 +6,7 @@ It is independent of the cache's layout, of PyTorch modules and of Transformers.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -61,6 +62,15 @@ class RowSchedule(NamedTuple):
         return self.end - self.start == 1 or self.start >= self.block_start
 
 
+class PassLayout(Enum):
+    """What is known of a pass beforehand."""
+
+    STATIC = auto()  # it has one of few sizes, with padding, so that code may be compiled or captured for them
+    PADDED = auto()  # its sizes are as small as possible; rows may have padding
+    FULL = auto()  # no row has padding
+    UNIFORM = auto()  # no row has padding, and each token sees all `visible` positions
+
+
 @dataclass(frozen=True)
 class PassPlan:
     """The sizes of a pass, the rows of the batch that take part, and how far each is fed."""
@@ -73,14 +83,22 @@ class PassPlan:
     visible: int  # the position past the last in the cache that any row attends to
     is_prefill: Tensor | None = None  # [A] bool, rows fed (part of) a prompt or a preempted request; None without any
     checked: int = 0  # outputs of each row at which drafts are checked
-    is_fixed: bool = False  # whether the sizes are padded to the few that a model is compiled for
+    layout: PassLayout = PassLayout.PADDED
     fuses_commit: bool = True  # whether committed tokens are fed with the block after them, not in a separate pass
     causal_block: bool = False  # whether a token of a block sees no later one of it
     may_be_cut: bool = False  # whether a row may be fed only some of its tokens, as under vLLM's token budget
-    is_full: bool = False  # whether the pass is known to have no padding
-    sees_all: bool = False  # whether each token is also known to see all `visible` positions
-    # [A], for the host; None where only the device has them, or where sizes are fixed: compiled code depends on such numbers
+    # [A], for the host; None where only the device has them, and in static passes: compiled code depends on such numbers
     schedules: Sequence[RowSchedule] | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the pass has one of few sizes."""
+        return self.layout is PassLayout.STATIC
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no row has padding."""
+        return self.layout in (PassLayout.FULL, PassLayout.UNIFORM)
 
     @property
     def has_blocks(self) -> bool:
@@ -135,7 +153,7 @@ class ModelInput:
     def padded(self, columns: int) -> "ModelInput":
         """Return the same pass with `columns` more columns of padding."""
         wider = {name: pad(getattr(self, name), (0, columns)) for name in ("tokens", "positions", "is_real")}
-        return replace(self, plan=replace(self.plan, is_full=False, sees_all=False), **wider)
+        return replace(self, plan=replace(self.plan, layout=PassLayout.PADDED), **wider)
 
     def spread(self, values: Tensor) -> Tensor:
         """Return the values [M, ...] of the M wanted outputs, row by row, as [A, m, ...] with zeros elsewhere."""

@@ -23,7 +23,7 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.protocol.runtime import Compile, ModelInput, Runner, fixed_capacity
+from setblock.model.protocol.runtime import Compile, ModelInput, PassLayout, Runner, fixed_capacity
 from setblock.model.weights import make_batch_invariant
 
 _FEW, _FULL = 6, 16
@@ -226,9 +226,9 @@ class PaddedRunner(Runner):
         if rows > 1:
             places = inputs.plan.rows if everyone else torch.arange(rows, device=inputs.plan.rows.device)
             outputs = outputs.add(places[:, None], alpha=queries)
-        compiled = self._compiled if inputs.plan.is_fixed else None
+        compiled = self._compiled if inputs.plan.is_static else None
         # If the host would wait for the number of wanted outputs, computing all is faster. The head gets at least one.
-        takes_all = inputs.plan.is_fixed or outputs.numel() == 1 or self._waits
+        takes_all = inputs.plan.is_static or outputs.numel() == 1 or self._waits
         index = outputs.flatten() if takes_all else outputs[inputs.wanted]
         # Compiled passes of one token omit the adapter, all others include it, so that each size is compiled once.
         is_fixed = compiled is not None and inputs.plan.queries > 1
@@ -249,7 +249,7 @@ class PaddedRunner(Runner):
 
     def _mask(self, inputs: ModelInput, *, visible: int) -> AttentionMask | None:
         """Return the mask of a pass; None if each token sees all `visible` positions and the attention takes None for that."""
-        if inputs.plan.sees_all and not self._attention.needs_masks:
+        if inputs.plan.layout is PassLayout.UNIFORM and not self._attention.needs_masks:
             return None
         (rows, queries), limits = inputs.tokens.shape, inputs.limits
 
