@@ -5,9 +5,9 @@ and takes minutes.
     python benchmarks/all.py --only side_by_side passes
     python benchmarks/all.py --quick
 
-Results go to benchmarks/results/, from where docs/performance_tables.py fills the tables of docs/performance.md. The
-machine should do nothing else. With `--quick` all run in miniature in this one process, write nothing, and only show that
-they work.
+Results go to benchmarks/results/, from where docs/performance_tables.py fills the tables of docs/performance.md and
+docs/evidence/. The machine should do nothing else. With `--quick` all run in miniature in this one process, write
+nothing, and only show that they work.
 """
 
 import argparse

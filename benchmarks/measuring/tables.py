@@ -1,4 +1,4 @@
-"""Write results as tables in Markdown: those that a benchmark prints, and docs/performance.md shows.
+"""Write results as tables in Markdown: those that a benchmark prints, and docs/evidence/ shows.
 
 Knows the results of every benchmark. Imports nothing of ours, so that the documentation can run it by its path.
 """
@@ -11,10 +11,14 @@ Json = dict[str, Any]
 
 
 def origin(found: Json) -> str:
-    """Return where figures come from."""
-    where = found["gpu"] or f"{found['cpu']}, {found['threads']} threads"
-    versions = f"PyTorch {found['torch']}, Transformers {found['transformers']}"
-    return f"{where}; {versions}; {found['date'][:10]}; `{found['command']}`"
+    """Return where figures come from: the machine with versions and date, and the command."""
+    return f"{machine(found)}; `{found['command']}`"
+
+
+def machine(found: Json) -> str:
+    """Return what was measured on, with versions and date."""
+    where = found["gpu"] or f"{found['cpu']}, {found['threads']} thread{'s' * (found['threads'] != 1)}"
+    return f"{where}; PyTorch {found['torch']}, Transformers {found['transformers']}; {found['date'][:10]}"
 
 
 def spread(values: Json, scale: float = 1) -> str:

@@ -1,6 +1,8 @@
-"""Fenced blocks of Markdown pages."""
+"""Fenced blocks of Markdown pages, and what runs in place of a server that they start."""
 
 import re
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,3 +39,12 @@ def blocks(path: Path) -> list[Block]:
         line = text.count("\n", 0, match.start("language")) + 1
         found.append(Block(line, match["language"], match["content"], match["reason"]))
     return found
+
+
+def start_and_stop(
+    _model: object, _config: object, bound: socket.socket, *, on_start: Callable[[], None], **_: object
+) -> int:
+    """What `setblock serve` does, if it is stopped at once."""
+    with bound:
+        on_start()
+    return 0
