@@ -13,7 +13,7 @@ from capturable import Uncapturable
 from families import WINDOW, tiny_model
 from paged import random_pass
 from setblock.errors import SetBlockError
-from setblock.masks import decode_mask
+from setblock.masks import decode_mask, to_dense
 from setblock.model.attention.attention import layer_windows, mask_form
 from setblock.model.attention.grouped import GROUPED_SDPA, attention_by
 from setblock.model.attention.paged_attention import (
@@ -60,6 +60,22 @@ def test_flex_is_plain_attention(window: int | None, **sizes: Any) -> None:
     one = random_pass(**sizes)
     with torch.compiler.set_stance("force_eager"):
         assert_same(one.by(FlexAttention(of_group=sizes["of_group"]), window), one.naive(window))
+
+
+@given(window=WINDOWS, **{**PASSES, "has_branches": st.just(False)})
+def test_flex_lists_the_pages_that_are_seen(window: int | None, **sizes: Any) -> None:
+    """No others are read by the compiled kernel; uncompiled, FlexAttention reads all."""
+    one = random_pass(**sizes)
+    mask, table = FlexAttention(of_group=sizes["of_group"]).mask(one.given, window), one.given.page_table
+    seen = to_dense(
+        one.given.mask_mod(window),
+        batch=len(table),
+        queries=sizes["queries"],
+        keys=table.shape[1] * sizes["page_tokens"],
+    )
+    pages = seen[:, 0].any(dim=1).view(*table.shape, -1).any(dim=2)  # [R, M]
+    for row, count in enumerate(mask.kv_num_blocks.flatten().tolist()):
+        assert mask.kv_indices[row, 0, 0, :count].tolist() == table[row][pages[row]].tolist()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
