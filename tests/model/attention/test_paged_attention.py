@@ -142,6 +142,26 @@ def test_a_pass_can_be_captured(kind: str, window: int | None, has_branches: boo
     assert not found.counts
 
 
+@pytest.mark.parametrize("kind", ["gather", "flex", "triton"])
+def test_all_is_on_the_device_of_its_inputs(kind: str) -> None:
+    """On the device `meta`, a tensor of the CPU is an error, as it is on a GPU."""
+    one = random_pass(rows=3, groups=2, of_group=3, queries=5, size=16, has_branches=True)
+    there = {name: each.to("meta") for name, each in vars(one.given).items() if isinstance(each, torch.Tensor)}
+    assert one.given.besides is not None
+    first, last = one.given.besides
+    on_meta = replace(one.given, **there, besides=(first.to("meta"), last.to("meta")))
+    attention, query = attention_of(kind), one.query.to("meta")
+    places, mask = attention.places(on_meta), attention.mask(on_meta, 7)
+    assert mask.kv_indices.is_meta if kind == "flex" else mask.is_meta
+    keys, values = one.keys.to("meta"), one.values.to("meta")
+    write_pages(keys, query[:, :2], on_meta.slots(on_meta.positions))
+    if kind == "flex":
+        index = torch.zeros(1, dtype=torch.long, device="meta")
+        assert mask.mask_mod(index, index, index, index).is_meta
+    if kind == "gather":
+        assert attention.attend(query, keys, values, places, mask).is_meta
+
+
 def test_what_can_not_be_captured_is_found() -> None:
     lengths = torch.arange(4)
     for fault in (
