@@ -14,7 +14,7 @@ from measuring.tape import Tape
 from page_cache import PageCache, write_pages
 from paged import random_pass
 from setblock.errors import SetBlockError
-from setblock.masks import decode_mask
+from setblock.masks import decode_mask, to_dense
 from setblock.model.attention.attention import layer_windows, mask_form
 from setblock.model.attention.grouped import GROUPED_SDPA, attention_by
 from setblock.model.attention.paged_attention import (
@@ -59,6 +59,22 @@ def test_flex_is_plain_attention(window: int | None, **sizes: Any) -> None:
     one = random_pass(**sizes)
     with torch.compiler.set_stance("force_eager"):
         assert_same(one.by(FlexAttention(of_group=sizes["of_group"]), window), one.naive(window))
+
+
+@given(window=WINDOWS, **{**PASSES, "has_branches": st.just(False)})
+def test_flex_lists_the_pages_that_are_seen(window: int | None, **sizes: Any) -> None:
+    """No others are read by the compiled kernel; uncompiled, FlexAttention reads all."""
+    one = random_pass(**sizes)
+    mask, table = FlexAttention(of_group=sizes["of_group"]).mask(one.given, window), one.given.page_table
+    seen = to_dense(
+        one.given.mask_mod(window),
+        batch=len(table),
+        queries=sizes["queries"],
+        keys=table.shape[1] * sizes["page_tokens"],
+    )
+    pages = seen[:, 0].any(dim=1).view(*table.shape, -1).any(dim=2)  # [R, M]
+    for row, count in enumerate(mask.kv_num_blocks.flatten().tolist()):
+        assert mask.kv_indices[row, 0, 0, :count].tolist() == table[row][pages[row]].tolist()
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch warns of what it does itself
@@ -124,6 +140,24 @@ def test_a_pass_can_be_captured(kind: str, window: int | None) -> None:
             attention.attend(one.query, one.keys, one.values, places, mask)
 
     Tape().capture(run)  # raises what a capture would
+
+
+@pytest.mark.parametrize("kind", ["gather", "flex", "triton"])
+def test_all_is_on_the_device_of_its_inputs(kind: str) -> None:
+    """On the device `meta`, a tensor of the CPU is an error, as it is on a GPU."""
+    one = random_pass(rows=3, groups=2, of_group=3, queries=5, size=16)
+    there = {name: each.to("meta") for name, each in vars(one.given).items() if isinstance(each, torch.Tensor)}
+    on_meta = replace(one.given, **there)
+    attention, query = attention_of(kind), one.query.to("meta")
+    places, mask = attention.places(on_meta), attention.mask(on_meta, 7)
+    assert mask.kv_indices.is_meta if kind == "flex" else mask.is_meta
+    keys, values = one.keys.to("meta"), one.values.to("meta")
+    write_pages(keys, query[:, :2], on_meta.slots(on_meta.positions))
+    if kind == "flex":
+        index = torch.zeros(1, dtype=torch.long, device="meta")
+        assert mask.mask_mod(index, index, index, index).is_meta
+    if kind == "gather":
+        assert attention.attend(query, keys, values, places, mask).is_meta
 
 
 @pytest.mark.parametrize("kind", ["gather", "flex"])
