@@ -21,8 +21,11 @@ from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tape import Refused, Tape
 from running import Log, alone, assert_as_alone
 from setblock.decoding.samplers import SAMPLERS, EntropyBounded, FixedCount
+from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine.captured import is_own
+from setblock.decoding.state.joining import open_state
+from setblock.decoding.state.table import StateTable
+from setblock.engine.captured import CapturedPasses, PassSize, is_own
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -281,3 +284,30 @@ def test_an_adapter_on_the_block(
     assert_captured(engine)
     for request in requests:
         assert_as_alone(log[request.id], alone(sbd, request))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pass_makes_all_on_the_device_of_its_model(
+    name: str, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """On the device `meta`, a tensor of the CPU is an error, as it is on a GPU."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    checked = check_rows(sbd, prompts[:2], [KINDS[name]] * 2)
+    sbd.model.to("meta")
+    table = StateTable(2, sbd_config=sbd.sbd_config, device=sbd.device)
+    runner = sbd.paged_runner(pages=64, page_tokens=16, rows=2)
+    captured = CapturedPasses(
+        table,
+        sbd.static_passes(runner, rows=3, positions=512),
+        vocab_size=sbd.vocab_size,
+        recorder=Tape,
+    )
+    for row, (prompt, params) in enumerate(zip(checked.prompts, checked.params, strict=True)):
+        state = open_state([prompt], [params], sbd_config=sbd.sbd_config, device=sbd.device)
+        table.write(row, state)
+    given_ = torch.zeros((4, 4), dtype=torch.long, device="meta")
+    for queries in (1, 16):
+        requests = [*checked.params, *checked.params]
+        with torch.inference_mode():
+            outputs = captured._pass(given_, PassSize(4, queries, 256), requests)
+        assert outputs.values.is_meta
