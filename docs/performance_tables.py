@@ -170,8 +170,9 @@ def cell(rounds: list[Json], subject: str, load: int) -> list[Json]:
 
 def gain(rounds: list[Json], way: str = "adaptive") -> float:
     """Return the median over rounds of a way's tokens a second over plain decoding's."""
-    speeds = [{name: each["tokens"] / each["seconds"] for name, each in found["ways"].items()} for found in rounds]
-    return median(speed[way] / speed["plain"] for speed in speeds)
+    speeds = [{name: each["tokens"] / each["seconds"] for name, each in one["ways"].items()} for one in rounds]
+    found: float = median(speed[way] / speed["plain"] for speed in speeds)
+    return found
 
 
 def contenders(found: Json) -> str:
