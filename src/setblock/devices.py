@@ -30,6 +30,12 @@ def current(device: torch.device) -> AbstractContextManager[None]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def sent(values: Any, device: torch.device) -> Tensor:
+    """Return numbers of the host as a tensor on a device, int64 for integers, without waiting for the device."""
+    made = torch.tensor(values)
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Packed:
     """Several tables [B, n] in one tensor, for one copy to the host."""

@@ -25,7 +25,7 @@ from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import Policy, StaticSamplers
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
-from setblock.devices import HostCopy, Packed, packed
+from setblock.devices import HostCopy, Packed, packed, sent
 from setblock.errors import SetBlockError, warn
 from setblock.model.protocol.runtime import PassLayout, PassPlan, RowSchedule, StaticRunner, fixed_capacity
 
@@ -161,22 +161,17 @@ class CapturedPasses:
         filling = size.rows - len(rows)
         columns = [[-1] * len(rows)] * 2 if requested is None else requested
         key = size, traits = size, _traits_of(requests)
-        given = torch.tensor(
-            [
-                [*rows, *[self._table.vacant] * filling],
-                *([*each, *[-1] * filling] for each in columns),
-                [*(traits.samplers.index(each.settings.sampler) for each in requests), *[0] * filling],
-            ]
-        )
+        numbers = [
+            [*rows, *[self._table.vacant] * filling],
+            *([*each, *[-1] * filling] for each in columns),
+            [*(traits.samplers.index(each.settings.sampler) for each in requests), *[0] * filling],
+        ]
+        given = sent(numbers, self._table.device)
         captured = self._captured.get(key)
         is_new = captured is None
         if captured is None:
-            captured = self._captured[key] = CapturedPass(
-                self._recorder(), torch.empty_like(given, device=self._table.device)
-            )
-        if captured.given.device.type != "cpu":
-            given = given.pin_memory()
-        captured.given.copy_(given, non_blocking=True)
+            captured = self._captured[key] = CapturedPass(self._recorder(), torch.empty_like(given))
+        captured.given.copy_(given)
         if is_new:
             self._capture(captured, size, [*requests, *[requests[0]] * filling])
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from setblock.devices import sent
 from setblock.locks import one_at_a_time
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import layer_windows
@@ -62,10 +63,9 @@ class StaticPasses(StaticRunner):
         if not changed:
             return
         width = max(max(len(each), len(self._placed.get(row, ()))) for row, each in changed)
-        table = torch.tensor([[*each, *[NO_PAGE] * (width - len(each))] for _, each in changed])
-        at = torch.tensor([row for row, _ in changed])
-        device = self._pages.device
-        self._pages[:, :width].index_copy_(0, at.to(device), table.to(device))
+        table = sent([[*each, *[NO_PAGE] * (width - len(each))] for _, each in changed], self._pages.device)
+        at = sent([row for row, _ in changed], self._pages.device)
+        self._pages[:, :width].index_copy_(0, at, table)
         self._placed.update(changed)
 
     def clear(self, pages: Sequence[int]) -> None:
