@@ -32,7 +32,7 @@ SAMPLERS["certain"] = Certain
 
 
 def main() -> None:
-    """Decode one problem with it, and with the default sampler."""
+    """Decode one problem with it, and with the paper's sampler."""
     model = setblock.load()
     question = "Maya has 12 apples. Maya finds 7 more. Maya gives away 4 of them. How many apples does Maya have now?"
     for sampler in (Certain(), setblock.EntropyBounded()):

@@ -23,8 +23,8 @@ class LeftOut(NamedTuple):
 
 
 def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[LeftOut]:
-    """Yield the parts of a chat that are not in the text its template wrote. White space may differ, and text may be
-    escaped as in JSON."""
+    """Yield the parts of a chat that are not in the text its template wrote. A part counts as written also where white
+    space differs, or where it is escaped as in a JSON string."""
     known = _Written(written)
     for number, message in enumerate(chat.messages, start=1):
         for what, text in said(message):

@@ -1,7 +1,7 @@
-"""Batches of requests: their state, policy and text (`Batch`), and the loop over a fixed set of rows (`StaticBatch`,
-Algorithm 3).
+"""A batch of requests: its state, policy and texts, and one pass of it (`Batch.step`).
 
-The engine also uses `Batch`, and adds and removes rows between passes. The cache belongs to the `Runner`.
+The loop over a fixed set of rows is in `loop`. The engine adds and removes rows between passes. The cache belongs to the
+`Runner`.
 """
 
 import time

@@ -21,7 +21,8 @@ class StaticBatch(Batch):
     runner: Runner
 
     def steps(self) -> Iterator[StepOutput]:
-        """Decode to the end (Algorithm 3), and yield a step after each forward pass."""
+        """Decode to the end (Algorithm 3), and yield a step after each forward pass. The body of the loop is `Batch.step`:
+        inputs, logits, and the update of the state (`step.update`)."""
         passes = 0
         while (schedules := self._schedules()) and any(scheduled.tokens for scheduled in schedules):
             passes += not any(scheduled.is_prefill for scheduled in schedules)

@@ -1,4 +1,7 @@
-"""Stop strings: where the first one begins in a text, and how much of a text may become one."""
+"""Stop strings: where the first one begins in a text, and how much of a text may become one.
+
+`AnswerText` cuts an answer there.
+"""
 
 from collections.abc import Sequence
 

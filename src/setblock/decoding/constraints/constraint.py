@@ -9,15 +9,15 @@ from torch import Tensor
 
 
 class TokenConstraint:
-    """A follower of one row's tokens, which may restrict the next ones. A subclass overrides the methods that it needs.
+    """An observer of one row's tokens, which may restrict the next ones. A subclass overrides the methods that it needs.
 
     After each pass it receives what has changed: text without a gap, drafts included, by `retract` and `reveal`; then
     final text by `read`.
 
     Attributes:
         is_lazy: whether it may receive updates late, when the row's outputs are read, rather than in each pass.
-        constrains: whether it restricts the next token. If so, it also receives tentative tokens in each pass, by
-            `reveal`, and soon after `retract`.
+        constrains: whether it restricts the next token. If so, each pass also tries it on tokens that may not be kept, by
+            `reveal`, and takes them back, by `retract`.
         stop_length: the length of the answer, in tokens, once the constraint wants it to end; until then None.
     """
 

@@ -28,9 +28,8 @@ from setblock.model.weights import product_in_parts
 
 
 class SharedProduct:
-    """A product that several layers with the same input share: the first layer called computes the parts of all. Each part
-    is returned once; for a second request, or another input, the product is computed again. So the parts are right in any order
-    of calls, and nothing is kept once every layer has its part."""
+    """A one-use cache of a product for layers with the same input. The first layer called computes the parts of all, and each
+    takes its own out of the cache. If a part is not there, or the input is another one, the product is computed again."""
 
     def __init__(self) -> None:
         self._input: Tensor | None = None

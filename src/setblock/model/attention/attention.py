@@ -71,7 +71,7 @@ def has_state(config: PretrainedConfig) -> bool:
 
 def layer_windows(config: PretrainedConfig) -> dict[str, int | None]:
     """Return the sliding window of each attention layer type of a model, None for full attention. Raise `ValueError` if it has
-    a layer type that block decoding can't drive."""
+    a layer type that block decoding does not support."""
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None

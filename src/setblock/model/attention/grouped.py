@@ -47,9 +47,10 @@ def grouped_sdpa(
     """Compute attention by Transformers' interface: query [B, H, Q, D], key and value [B, H', K, D], mask [B, 1, Q, K] or
     [B, 1, G Q, K], or None where each query sees every key. Return [B, Q, H, D].
 
-    Transformers' `sdpa` still computes what is not plain masked attention, and calls with so many queries that their masks are
-    larger than the keys (`_most`). With `must_be_invariant` a query gets the same bits whatever shares its pass; calls with so
-    many queries then run head by head, with one mask.
+    G query heads share each of the H' key heads. Transformers' `sdpa` is called instead for dropout, soft-capping, a position
+    bias, a mask for each head, or more than `_most` queries, whose masks would be larger than the keys. With
+    `must_be_invariant` a query gets the same bits whatever shares its pass, and more than `_MOST_INVARIANT` queries run head
+    by head, with one mask.
     """
     (batch, heads, queries, size), groups = query.shape, key.shape[1]
     of_group = heads // groups  # G

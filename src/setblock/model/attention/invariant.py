@@ -44,7 +44,7 @@ def invariant_attention(
 
     Args:
         mask: [B, 1, R, K], a bool mask of the keys that each query may see, or a bias added to the scores; None where all are
-            seen. It may have more rows, up to a multiple of `ROWS`: those of padding queries.
+            seen. A mask may have more rows than there are queries, up to a multiple of `ROWS`: those of padding.
         scale: the factor of the scores; by default 1 / √D.
     """
     rows, size, keys = *query.shape[2:], key.shape[2]

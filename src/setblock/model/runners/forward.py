@@ -46,7 +46,7 @@ class SelectOutputs:
     take: Take | None = None
 
     def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return the head's inputs with [1, M, D] in place of the hidden states [B, T, D], the first of them."""
+        """Return the head's arguments. The first, the hidden states [B, T, D], is replaced by those chosen, [1, M, D]."""
         if self.index is None:
             return args
         hidden = args[0]

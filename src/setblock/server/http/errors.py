@@ -31,8 +31,9 @@ DESCRIBED: dict[int | str, dict[str, Any]] = {status: {"description": row[0]} fo
 
 
 class ApiError(HTTPException):
-    """An error that is sent to the client. Its status determines its type and headers. `code` is OpenAI's, for programs;
-    without one it is the status's usual code, if there is one. `param` is the wrong parameter, if the error is about one."""
+    """An error that is sent to the client. Its status determines its type and headers. `code` is OpenAI's
+    machine-readable code, by default that of the status in `_OF_STATUS`. `param` is the wrong parameter, if the error is about
+    one."""
 
     def __init__(
         self,

@@ -122,7 +122,7 @@ def noise_row(
                 is_masked = ~is_masked
             else:
                 document, room = int(document_ids[start]), context_length - first
-                missing, block_of, is_masked = _drawn(length, document, room, block_size, noising, rates, rng)
+                missing, block_of, is_masked = _draw_blocks(length, document, room, block_size, noising, rates, rng)
             drawn[run] = missing, block_of, is_masked
             extra = len(block_of) - length
             if noising.full_mask_share:
@@ -146,7 +146,7 @@ def noise_row(
     return replace(half, input_ids=np.where(half.is_masked, noise, half.input_ids))
 
 
-def _drawn(
+def _draw_blocks(
     length: int,
     document: int,
     room: int,
@@ -169,10 +169,10 @@ def _drawn(
         rate = rng.random(block_of[-1] + 1)[block_of]
     else:
         rate = np.full(padded, rates.setdefault(document, rng.random()))
-    return missing, block_of, _masked(rate, block_of, noising.mask_places, rng)
+    return missing, block_of, _draw_mask(rate, block_of, noising.mask_places, rng)
 
 
-def _masked(rate: np.ndarray, block_of: np.ndarray, places: MaskPlaces, rng: np.random.Generator) -> np.ndarray:
+def _draw_mask(rate: np.ndarray, block_of: np.ndarray, places: MaskPlaces, rng: np.random.Generator) -> np.ndarray:
     """Return [N] bool: whether each token is masked; `rate` [N] is η, the same for all tokens of a block."""
     if places == "anywhere":
         return rng.random(len(rate)) < rate

@@ -81,7 +81,8 @@ def sbd_loss(
     teacher: LogitsOf | None = None,
     weighted: Callable[[Tensor, Tensor, LossesOf], tuple[Tensor, Tensor]] | None = None,
 ) -> SBDLoss:
-    """Return the loss at M outputs of a pass: first M1 next tokens, then M2 masked ones, with their ids as targets and
+    """Return the loss of eq. 14 at M outputs of a pass, as sums: the trainer divides them by the number of next tokens of
+    a whole step. The outputs are first those of M1 next tokens, then those of M2 masked ones, with their ids as targets and
     one weight for each kind. `outputs` are the logits [M, V]; or, with `weighted` (such as `chunked_loss`), the hidden
     states [M, D] that it computes logits of, chunk by chunk. `teacher` gives the clean half's logits of the masked
     tokens, if their loss is the total variation."""
