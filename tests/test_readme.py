@@ -53,7 +53,6 @@ def test_block_runs(block, monkeypatch):
             assert done.returncode == 0, done.stdout + done.stderr
         printed += done.stdout
         assert done.stdout.strip() or done.stderr.strip(), command
-    assert printed.strip()
     if block.language == "python":
         shown = next(each.content for each in README[README.index(block) :] if each.language == "text")
         # how many passes there are depends on what they take here
