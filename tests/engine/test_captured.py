@@ -274,7 +274,7 @@ def test_an_adapter_on_the_block(
 ) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
     save_with_random_adapter(sbd, tmp_path)
-    sbd = load(tmp_path, dtype="float64")
+    sbd = load(tmp_path, dtype=torch.float64)
     sbd.end_of_text_ids = (0, 40)
     requests = [
         Request(name, text, replace(KINDS[name], max_new_tokens=20))
