@@ -32,9 +32,8 @@ from setblock.data.tasks import is_task
 from setblock.data.texts.records import check_texts, local_files
 from setblock.data.tokenizer import train_tokenizer
 from setblock.errors import SetBlockError, warn
-from setblock.model.attention.attention import LAYERED
+from setblock.model.attention.attention import LAYERED, has_state
 from setblock.model.attention.document_attention import document_attention
-from setblock.model.attention.attention import has_state
 from setblock.model.loading.loading import has_tokenizer, load_config
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.shape import CONFIGS

@@ -30,8 +30,8 @@ def inspected_row(
     config, tokenizer = starting_tokenizer(recipe.model, recipe.data)
     if has_state(config):
         raise SetBlockError(
-            f"{config.model_type} keeps a recurrent state, and is trained on rows of one block, which can't be shown: inspect the "
-            "data with another model"
+            f"{config.model_type} keeps a recurrent state, and is trained on rows of one block, which can't be shown: inspect "
+            "the data with another model"
         )
     sbd_config, context_length = read_sbd_config(config), context_length_of(config)
     vocabulary = max(config.get_text_config().vocab_size, len(tokenizer))

@@ -1,8 +1,9 @@
 """The inputs of training for a model with a recurrent state: each text as a row, and rows of the text up to a block, with that
 block's noisy copy behind it.
 
-A noisy block must begin from the state at its own start, which the doubled input does not have. Here each row is a plain causal
-pass, without a mask. Of the noisy blocks of each text, as many as there are copies are drawn at random. Their loss counts for all.
+A noisy block must begin from the state at its own start, which the doubled input does not have. Here each row is a plain
+causal pass, without a mask. Of the noisy blocks of each text, as many as there are copies are drawn at random. Their loss
+counts for all.
 
     0 .................... text .................... end          next tokens
     0 .......... start .......... block                            masked tokens
@@ -38,8 +39,8 @@ class _CutRow(NamedTuple):
 def cut_inputs(
     rows: dict[str, Tensor], halves: Sequence[NoisyHalf], *, copies: int, logit_shift: bool, seed: tuple[int, ...]
 ) -> TrainingInputs:
-    """Return the inputs for packed rows [B, L] with their noisy halves. The arguments are those of `doubled_inputs`; `copies` is
-    the number of noisy copies, and without `halves` there are only the texts."""
+    """Return the inputs for packed rows [B, L] with their noisy halves. The arguments are those of `doubled_inputs`; `copies`
+    is the number of noisy copies, and without `halves` there are only the texts."""
     texts, cut = list[_Text](), list[_CutRow]()
     arrays = {name: tensor.numpy() for name, tensor in rows.items()}
     learnable = 0
