@@ -3,6 +3,7 @@ padding is left in it."""
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,6 +133,33 @@ def test_blocks_are_those_of_uncached_passes(
             assert generation.token_ids == token_ids
             # A pass that feeds no block keeps a state, and each such pass commits `MOST_REFED` tokens or more
             assert passes <= generation.passes.decoding <= passes + each.max_new_tokens // MOST_REFED
+
+
+def test_prompts_in_parts(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+    """Each part's state is kept, in a batch and under an engine's budget."""
+    sbd = recurrent_sbd("lfm2", trained_tokenizer)
+    settings = exact(max_new_tokens=12)
+    plain = [each.token_ids for each in generate_batch(sbd, prompts, settings=exact(method="ntp", max_new_tokens=12))]
+    for chunk in (1, 7, 16):
+        found = generate_batch(sbd, prompts, settings=replace(settings, prefill_chunk=chunk))
+        assert [each.token_ids for each in found] == plain
+        engine = Engine(sbd, EngineLimits(max_num_batched_tokens=chunk, kv_tokens=256))
+        for number, prompt in enumerate(prompts):
+            engine.submit(Request(str(number), prompt, settings))
+        log = Log().run(engine)
+        generations = [log[str(number)].generation for number in range(len(prompts))]
+        assert [each.token_ids for each in generations if each] == plain
+
+
+@pytest.mark.usefixtures("longest_drafts")
+def test_a_mask_token_that_is_no_number(trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+    """Plain decoding never feeds it, so it must not reach the tokens that a pass checks."""
+    sbd = recurrent_sbd("falcon_h1", trained_tokenizer)
+    assert sbd.sbd_config is not None
+    plain = generate_batch(sbd, prompts, settings=exact(method="ntp"))
+    sbd.model.get_input_embeddings().weight.data[sbd.sbd_config.mask_token_id] = float("nan")
+    found = generate_batch(sbd, prompts, settings=exact(prompt_lookup=2))
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
 
 
 def test_a_stream_is_the_answer(sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]]) -> None:

@@ -375,3 +375,11 @@ def test_the_clock_decides_how_long_drafts_are_and_not_the_text(
     plain = generate_batch(sbd, prompts, settings=replace(settings, method="ntp"))
     assert found[1.0] == found[20.0] == [each.token_ids for each in plain]
     assert fed[1.0] > 2 * fed[20.0]
+
+
+def test_tokens_that_are_fed_again_count() -> None:
+    """Without a draft, the state is kept. So where many known tokens would be fed again, a draft must be likely."""
+    for chance, refed, drafted in ((0.35, None, 1), (0.35, [0], 1), (0.35, [40], 0), (0.95, [40], 1)):
+        shape = PassShape("a", 1, refed=refed)
+        (chosen,) = DraftLengths().choose([RowDraft([chance])], shape)
+        assert chosen.drafted == drafted, (chance, refed)

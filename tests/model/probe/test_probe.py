@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from answers import answers
+from families import RECURRENT, tiny_model
 from setblock import DecodingSettings, SetBlockError, load
 from setblock.errors import SetBlockWarning
 from setblock.model.attention.attention import AttentionPlan
@@ -16,6 +17,8 @@ from setblock.model.attention.grouped import GROUPED_SDPA
 from setblock.model.loading.loading import NotTrainedForBlocks
 from setblock.model.probe import probe
 from setblock.model.probe.probe import plan_attention
+from setblock.model.protocol.runtime import RowSchedule
+from setblock.model.runners.state_runner import StateRow
 from setblock.model.sbd_model import SBDModel
 
 GPT_NEO = {
@@ -137,3 +140,45 @@ def test_the_random_state_is_left_alone(tokenizer: PreTrainedTokenizerBase, monk
     state = torch.get_rng_state()
     plan_attention(model)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "state_size": 8}
+JAMBA = SHAPE | {
+    "intermediate_size": 96,
+    "num_key_value_heads": 2,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 2,
+    "vocab_size": 64,
+}
+
+
+@pytest.mark.parametrize(("family", "fields"), [("mamba", MAMBA), ("jamba", JAMBA)])
+def test_a_state_that_several_tokens_ignore(family: str, fields: dict[str, Any]) -> None:
+    """By Transformers' code, a pass over several tokens begins without the state."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields))
+    with pytest.raises(SetBlockError, match=f"{family} .* other logits in a pass over several tokens from a state"):
+        plan_attention(model)
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_states_that_are_put_back(family: str) -> None:
+    plan = plan_attention(tiny_model(family, vocab_size=64))
+    assert plan.keeps_state
+    assert plan.together
+
+
+def test_a_state_that_is_not_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe sees it if the state after a wrong draft is kept."""
+    monkeypatch.setattr(RowSchedule, "in_block", property(lambda scheduled: 0))
+    monkeypatch.setattr(StateRow, "go_to", _go_on)
+    monkeypatch.setattr(probe, "_FOUND", {})
+    with pytest.raises(SetBlockError, match="after its state was put back"):
+        plan_attention(tiny_model("lfm2", vocab_size=64))
+
+
+def _go_on(row: StateRow, start: int) -> None:
+    """Keep the last state, wherever the row continues."""
+    if row.after >= 0:
+        row.place, row.spare, row.settled = row.spare, row.place, min(start, row.after)
+    row.tail, row.after = row.tail[: max(0, start - row.settled)], -1

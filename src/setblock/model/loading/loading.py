@@ -287,15 +287,15 @@ def refuse_unsupported(config: PretrainedConfig) -> None:
     auto = _auto_class(config)
     text = config.get_text_config()
     is_stateful = getattr(auto._model_mapping.get(type(config), None), "_is_stateful", False)
+    with prefixed(name, ValueError):
+        if is_stateful or has_state(config):
+            StateCaches(config)
+        else:
+            layer_windows(text)
     if is_stateful and not has_state(config):
         raise SetBlockError(
             f"{name} keeps a recurrent state outside of Transformers' cache, where it can't be put back"
         )
-    with prefixed(name, ValueError):
-        if has_state(config):
-            StateCaches(config)
-        else:
-            layer_windows(text)
     if getattr(text, "alibi", False) or text.model_type in ("bloom", "mpt"):
         raise SetBlockError(f"{name} uses ALiBi, which ignores position ids; set block decoding needs them")
 

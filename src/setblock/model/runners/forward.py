@@ -99,7 +99,7 @@ def logits_at(
     if take is None:
         given = _FULL if _FEW < wanted < _FULL else filled(wanted)
         index = torch.cat([index, index[-1:].expand(given - wanted)]) if given > wanted else index
-    cache_name = _cache_name(type(model))  # type: ignore[arg-type]  # mypy says that a class has no hash
+    cache_name = _cache_name(type(model))  # type: ignore[arg-type]  # a class is hashable
     if cache_name == "cache_params":  # a model without attention takes no positions
         more.pop("position_ids", None)
     hook = _hook_of(model)

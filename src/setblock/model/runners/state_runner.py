@@ -34,6 +34,7 @@ from transformers.cache_utils import (
     get_layer_types_and_kwargs,
 )
 
+from setblock import devices
 from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, MaskForm, MaskMod, by_layer_type
 from setblock.model.adapter.adapter import block_only
@@ -187,25 +188,26 @@ class StateRunner(PagedRunner):
         of_group = torch.tensor(list(group), device=device)
         in_block = is_real & (positions >= inputs.block_start[of_group, None])
 
-        # 2. The cache, and the mask of what it holds
-        cache, past = self._loaded(everyone[of_group], here)
-        mask = self._mask(positions, settled, past) if self._together else None
-
-        # 3. Forward; the head sees the wanted outputs, at least one
+        # 2. Forward; the head sees the wanted outputs, at least one
         outputs = inputs.outputs[of_group] + (start - settled)  # [a, m]
         outputs = outputs + width * torch.arange(len(group), device=device)[:, None]
         index = outputs[inputs.wanted[of_group]]
-        with block_only(self._model, in_block):
-            logits = logits_at(
-                self._model,
-                index if len(index) else outputs[0, :1].clamp(max=width - 1),
-                input_ids=tokens,
-                position_ids=positions,
-                attention_mask=mask,
-                cache=cache,
-            )
+        read = index if len(index) else outputs[0, :1].clamp(max=width - 1)
 
-        # 4. Keep the keys of all tokens, and the states of rows without a block or padding
+        def run(token_ids: Tensor) -> tuple[Cache, Tensor]:
+            cache, past = self._loaded(everyone[of_group], here)
+            mask = self._mask(positions, settled, past) if self._together else None
+            where: dict[str, Any] = {"position_ids": positions, "attention_mask": mask, "cache": cache}
+            with block_only(self._model, in_block):
+                return cache, logits_at(self._model, read, input_ids=token_ids, **where)
+
+        cache, logits = run(tokens)
+        # A block that is no numbers reaches tokens that must not see it, since 0 times NaN is NaN: these are run without it
+        if not devices.waits(device) and bool(in_block.any() & logits[:, 0].isnan().any()):
+            cache, without = run(tokens.masked_fill(in_block, 0))
+            logits = torch.where(in_block.flatten()[read, None], logits, without)
+
+        # 3. Keep the keys of all tokens, and the states of rows without a block or padding
         for row, scheduled in zip(here, schedules, strict=True):
             if len(row.tail) == width and not scheduled.in_block:
                 row.after = scheduled.end

@@ -1,9 +1,9 @@
 """The inputs of training for a model with a recurrent state: each text as a row, and rows of the text up to a block, with that
 block's noisy copy behind it.
 
-A noisy block must begin from the state at its own start, which the doubled input does not have. Here each row is a plain causal
-pass, without a mask. Of the noisy blocks of each text, as many as there are copies are drawn at random. Their loss counts
-for all.
+A noisy block must begin from the state at its own start, which the doubled input does not have. Here each row is a plain
+causal pass, without a mask. Of the noisy blocks of each text, as many as there are copies are drawn at random. Their loss
+counts for all.
 
     0 .................... text .................... end          next tokens
     0 .......... start .......... block                            masked tokens
