@@ -21,8 +21,11 @@ def certainty_of(logits: Tensor, greatest: Tensor, candidates: Tensor, *, in_til
     """Return the certainty of logits [B, k, V], given their `greatest` [B, k]. Only `candidates` [B, k] bool have
     meaningful values. `in_tiles`: whether to read a few logits at a time, which is faster on a CPU but makes the host
     read `candidates`."""
-    if not in_tiles or torch.compiler.is_compiling():  # compiled, it is one kernel, which writes nothing of V numbers
+    if torch.compiler.is_compiling():  # one kernel, which reads the logits once and writes nothing of V numbers
         return _tiled_certainty(logits, greatest, columns=logits.shape[-1])
+    if not in_tiles:  # few operations
+        probs = logits.softmax(dim=-1)
+        return Certainty(torch.special.entr(probs).sum(dim=-1), probs.amax(dim=-1))
     if logits.numel() <= _FEW_NUMBERS:
         found = _tiled_certainty(logits, greatest)
     else:
