@@ -1,0 +1,274 @@
+"""Answer the same requests in vLLM plainly, by n-gram speculation, and in blocks: passes, seconds and texts.
+
+    BENCHMARK=plugins/setblock-vllm/benchmarks/speculation.py
+    # in the repository's environment: the requests, and what `setblock generate` answers
+    .venv/bin/python $BENCHMARK questions --task tasks/orders.py --model models/smollm2-orders --out runs/orders.jsonl
+    # in vLLM's (`make setup-vllm`), on an idle machine
+    .venv-vllm/bin/python $BENCHMARK run --questions runs/orders.jsonl --model models/smollm2-orders --at-once 1 8 32
+
+Each contender has a process of its own, one after the other, and answers all requests once before it is timed. As many requests
+as `--at-once` says run together: when one ends the next begins. Plain decoding and speculation run in the model runner that
+vLLM chooses; blocks need Model Runner V2, whose kernels a CPU interprets. The seconds of one at a time are those of each
+request, and their ratio to plain decoding has a 95% interval by bootstrap over requests.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+# What the tests set, too: vLLM on a CPU, without a compiler for its kernels
+ON_A_CPU = {
+    "TRITON_INTERPRET": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+_PASSES = {"plain": None, "ngram": "vllm:spec_decode_num_drafts"}
+_OF_BLOCKS = "vllm:diffusion_num_denoising_steps"
+_RESAMPLES = 2_000
+
+
+@dataclass
+class Round:
+    """The answers of one contender to all requests, so many at once."""
+
+    at_once: int
+    seconds: float  # of all
+    token_ids: list[list[int]]
+    each: list[float] = field(default_factory=list)  # seconds of each request
+    passes: int | None = None  # of all, prompts aside; None where vLLM counts none
+
+
+def write_questions(options: argparse.Namespace) -> None:
+    """Write a line for each request: its token ids and what `setblock generate` answers, in float32."""
+    import setblock
+    from setblock.data.tasks import task_named
+    from setblock.decoding.answer.text import encode_prompt
+    from setblock.decoding.settings.table import DecodingSettings
+
+    model = setblock.load(options.model, dtype="float32")
+    with options.out.open("w") as file:
+        for example in islice(task_named(options.task).examples("test"), options.count):
+            token_ids = encode_prompt(model.tokenizer, example.messages, raw=False)
+            line: dict[str, Any] = {"token_ids": token_ids, "answer": example.answer}
+            for name, extra in contenders(options).items():
+                if extra is not None:
+                    settings = DecodingSettings(max_new_tokens=options.max_tokens, drafts="fixed", **_own(extra))
+                    found = setblock.generate(model, example.messages, settings=settings)
+                    line[name] = {"token_ids": found.token_ids, "passes": found.passes.decoding}
+            file.write(json.dumps(line) + "\n")
+
+
+def _own(extra: dict[str, Any]) -> dict[str, Any]:
+    from setblock.decoding.samplers import EntropyBounded
+
+    sampler = {"sampler": EntropyBounded(extra["gamma"])} if "gamma" in extra else {}
+    return {"method": extra["method"], **sampler}
+
+
+def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
+    """Return the contenders, with the request parameters of those that decode in blocks."""
+    return {
+        "plain": None,
+        "ngram": None,
+        "exact": {"method": "exact"},
+        "sbd": {"method": "sbd", "gamma": options.gamma},
+    }
+
+
+def answer_all(options: argparse.Namespace) -> list[Round]:
+    """Answer as one contender, in this process."""
+    from vllm import LLM, SamplingParams
+
+    from setblock.model.loading.named import resolved
+    from setblock_vllm.config import overrides_for
+
+    extra = contenders(options)[options.contender]
+    questions = [json.loads(line) for line in options.questions.read_text().splitlines()]
+    folder = resolved(options.model)
+    arguments: dict[str, Any] = {"hf_overrides": overrides_for(folder)} if extra else {}
+    if options.contender == "ngram":
+        arguments["speculative_config"] = NGRAM
+    if options.pass_tokens and extra:
+        arguments["additional_config"] = {"setblock_pass_tokens": options.pass_tokens}
+    engine = LLM(
+        folder,
+        dtype=options.dtype,
+        enforce_eager=options.eager,
+        max_model_len=options.max_model_len,
+        max_num_seqs=max(options.at_once),
+        max_num_batched_tokens=max(2048, 64 * max(options.at_once)),
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        **arguments,
+    )
+    params = SamplingParams(max_tokens=options.max_tokens, **({"extra_args": extra} if extra else {"temperature": 0.0}))
+    prompts = [each["token_ids"] for each in questions]
+    _answer(engine, prompts, params, at_once=max(options.at_once))
+    name = _OF_BLOCKS if extra else _PASSES[options.contender]
+    rounds = []
+    for at_once in options.at_once:
+        for _ in range(options.rounds):
+            before = _metric(engine, name)
+            found = _answer(engine, prompts, params, at_once=at_once)
+            found.passes = None if name is None else _metric(engine, name) - before
+            if name is None:  # a pass for each token after the first, which the prompt's pass gives
+                found.passes = sum(len(each) - 1 for each in found.token_ids)
+            rounds.append(found)
+    return rounds
+
+
+def _answer(engine: Any, prompts: list[list[int]], params: Any, *, at_once: int) -> Round:
+    waiting, begun, found, each = list(enumerate(prompts)), {}, {}, {}
+    start = time.perf_counter()
+    while waiting or begun:
+        while waiting and len(begun) < at_once:
+            number, token_ids = waiting.pop(0)
+            begun[str(number)] = time.perf_counter()
+            engine.llm_engine.add_request(str(number), {"prompt_token_ids": token_ids}, params.clone())
+        for output in engine.llm_engine.step():
+            if output.finished:
+                key = output.request_id.split("-")[0]
+                found[int(key)] = list(output.outputs[0].token_ids)
+                each[int(key)] = time.perf_counter() - begun.pop(key)
+    order = range(len(prompts))
+    return Round(at_once, time.perf_counter() - start, [found[n] for n in order], [each[n] for n in order])
+
+
+def _metric(engine: Any, name: str | None) -> int:
+    return next((int(each.value) for each in engine.get_metrics() if each.name == name), 0)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Let each contender answer in a process of its own, and compare."""
+    questions = [json.loads(line) for line in options.questions.read_text().splitlines()]
+    rounds: dict[str, list[Round]] = {}
+    for name, extra in contenders(options).items():
+        environment = dict(os.environ) | (ON_A_CPU if options.cpu else {})
+        if extra or not options.cpu:  # a CPU interprets the sampler's kernels of Model Runner V2: no fair rival
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            words = [*sys.argv[1:], "--contender", name, "--json", file.name]
+            subprocess.run([sys.executable, __file__, *words], env=environment, check=True)
+            rounds[name] = [Round(**each) for each in json.loads(Path(file.name).read_text())]
+    return {
+        "model": options.model,
+        "dtype": options.dtype,
+        "requests": len(questions),
+        "contenders": {name: _summary(name, rounds, questions) for name in rounds},
+    }
+
+
+def _summary(name: str, rounds: dict[str, list[Round]], questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what one contender took for each number of requests at once."""
+    rows = []
+    for at_once in dict.fromkeys(each.at_once for each in rounds[name]):
+        own, plain = ([each for each in rounds[who] if each.at_once == at_once] for who in (name, "plain"))
+        tokens = sum(map(len, own[0].token_ids))
+        row: dict[str, Any] = {
+            "at_once": at_once,
+            "seconds": [each.seconds for each in own],
+            "tokens": tokens,
+            "passes": own[0].passes,
+            "as_plain": sum(mine == its for mine, its in zip(own[0].token_ids, plain[0].token_ids, strict=True)),
+        }
+        if at_once == 1:
+            row["faster"] = _interval(
+                [_best(plain, n) for n in range(len(questions))], [_best(own, n) for n in range(len(questions))]
+            )
+        if name in questions[0]:
+            row["as_generate"] = sum(
+                mine == its[name]["token_ids"] for mine, its in zip(own[0].token_ids, questions, strict=True)
+            )
+            row["passes_of_generate"] = sum(each[name]["passes"] for each in questions)
+        rows.append(row)
+    return rows
+
+
+def _best(rounds: list[Round], number: int) -> float:
+    return min(each.each[number] for each in rounds)
+
+
+def _interval(before: list[float], after: list[float]) -> list[float]:
+    """Return how many times as fast, and the ends of its 95% interval."""
+    rng, pairs = random.Random(0), list(zip(before, after, strict=True))
+    drawn = sorted(_ratio(rng.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
+    return [_ratio(pairs), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES)]]
+
+
+def _ratio(pairs: list[tuple[float, float]]) -> float:
+    return sum(each for each, _ in pairs) / sum(each for _, each in pairs)
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return what was found as a table."""
+    lines = [
+        "| | at once | seconds | tokens a second | passes | as plain | as `generate`, passes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, rows in found["contenders"].items():
+        for row in rows:
+            best = min(row["seconds"])
+            same = f"{row['as_generate']}, {row['passes_of_generate']}" if "as_generate" in row else ""
+            faster = ", {:.2f} times ({:.2f} to {:.2f})".format(*row["faster"]) if "faster" in row else ""
+            lines.append(
+                f"| {name} | {row['at_once']} | {best:.1f}{faster} | {row['tokens'] / best:.1f} | {row['passes']} "
+                f"| {row['as_plain']} of {found['requests']} | {same} |"
+            )
+    return "\n".join(lines)
+
+
+def options_of() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["questions", "run"])
+    parser.add_argument("--model", required=True, help="a checkpoint's folder, or a name that `setblock` knows")
+    parser.add_argument("--task", help="of `questions`: its name or its file")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--questions", type=Path)
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--gamma", type=float, default=0.1, help="of method sbd")
+    parser.add_argument("--pass-tokens", type=int, help="how many tokens a pass feeds all requests together")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--cpu", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run it."""
+    options = options_of()
+    if options.what == "questions":
+        write_questions(options)
+    elif options.contender:
+        options.json.write_text(json.dumps([asdict(each) for each in answer_all(options)]))
+    else:
+        found = run(options)
+        print(table(found))
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
