@@ -197,7 +197,6 @@ def vllm_config(**changes: Any) -> Any:
     )
     parallel = SimpleNamespace(
         pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1),
-        use_ubatching=changes.pop("use_ubatching", False),
     )
     backend = changes.pop("backend", None)  # of `Backends`
     attention = SimpleNamespace(backend=backend, use_non_causal=False)
@@ -315,7 +314,6 @@ def test_an_adapter_of_a_base_model_is_found_from_any_folder(adapter: Path, monk
     ("changes", "message"),
     [
         ({"lora_config": object()}, "does not work with --enable-lora"),
-        ({"use_ubatching": True}, "leave out --enable-dbo"),
         (
             {"setblock": {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}},
             "has an adapter on its future block already: leave out sbd_adapter",
