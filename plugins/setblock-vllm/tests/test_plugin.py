@@ -31,7 +31,7 @@ from setblock_vllm.scheduler import make_scheduler
 
 def params(**fields: Any) -> SimpleNamespace:
     """What vLLM's `SamplingParams` are when a request says nothing."""
-    neutral = {"extra_args": None, "top_k": 0, "top_p": 1.0, "n": 1, "logprobs": None}
+    neutral = {"extra_args": None, "top_k": 0, "top_p": 1.0, "n": 1, "logprobs": None, "logprob_token_ids": None}
     penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     return SimpleNamespace(**(neutral | penalties | fields))
 
@@ -102,7 +102,7 @@ def test_mistakes_are_named(extra: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"logprobs": 0}, "logprobs must be left out"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids must be left out"),
         ({"n": 2}, "n must be 1, not 2"),
         ({"frequency_penalty": 1.1}, r"frequency_penalty must be 0.0, not 1.1"),
         ({"presence_penalty": 0.5}, r"presence_penalty must be 0.0, not 0.5"),

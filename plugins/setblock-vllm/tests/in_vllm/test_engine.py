@@ -201,7 +201,7 @@ def test_a_cached_prefix_changes_nothing(engine: Any) -> None:
         ({"gamma": -1}, {}, "gamma must be at least 0, not -1"),
         ({"block_size": 99}, {}, "no larger than the served canvas"),
         ({"gama": 1}, {}, "parameter 'gama' is not known"),
-        ({}, {"logprobs": 1}, "logprobs must be left out"),
+        ({}, {"logprob_token_ids": [1]}, "logprob_token_ids must be left out"),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(
