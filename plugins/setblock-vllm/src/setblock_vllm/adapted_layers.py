@@ -45,7 +45,7 @@ class Adapter:
         self.is_open = True
         lora, modules = lora_weights(config, weights, dtype=dtype), dict(model.named_modules())
         for name, parts in _by_layer(lora.factors, model).items():
-            layer = modules.get(name)
+            layer: Any = modules.get(name)
             inner, outer = split(layer, name, parts)
             layer.register_buffer("sbd_inner", inner.to(device), persistent=False)
             layer.register_buffer("sbd_outer", outer.to(device), persistent=False)
