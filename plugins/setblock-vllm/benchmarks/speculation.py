@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def write_questions(options: argparse.Namespace) -> None:
     import setblock
     from setblock.data.tasks import task_named
     from setblock.decoding.answer.text import encode_prompt
-    from setblock.decoding.settings.table import DecodingSettings
+    from setblock.decoding.settings.resolve import requested_settings
 
     model = setblock.load(options.model, dtype="float32")
     with options.out.open("w") as file:
@@ -68,17 +68,10 @@ def write_questions(options: argparse.Namespace) -> None:
             line: dict[str, Any] = {"token_ids": token_ids, "answer": example.answer}
             for name, extra in contenders(options).items():
                 if extra is not None:
-                    settings = DecodingSettings(max_new_tokens=options.max_tokens, drafts="fixed", **_own(extra))
+                    settings = replace(requested_settings(extra), max_new_tokens=options.max_tokens, drafts="fixed")
                     found = setblock.generate(model, example.messages, settings=settings)
                     line[name] = {"token_ids": found.token_ids, "passes": found.passes.decoding}
             file.write(json.dumps(line) + "\n")
-
-
-def _own(extra: dict[str, Any]) -> dict[str, Any]:
-    from setblock.decoding.samplers import EntropyBounded
-
-    sampler = {"sampler": EntropyBounded(extra["gamma"])} if "gamma" in extra else {}
-    return {"method": extra["method"], **sampler}
 
 
 def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
