@@ -31,7 +31,7 @@ from setblock_vllm.scheduler import make_scheduler
 
 def params(**fields: Any) -> SimpleNamespace:
     """What vLLM's `SamplingParams` are when a request says nothing."""
-    neutral = {"extra_args": None, "top_k": 0, "top_p": 1.0, "n": 1, "logprobs": None}
+    neutral = {"extra_args": None, "top_k": 0, "top_p": 1.0, "n": 1, "logprobs": None, "logprob_token_ids": None}
     penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     return SimpleNamespace(**(neutral | penalties | fields))
 
@@ -102,7 +102,7 @@ def test_mistakes_are_named(extra: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"logprobs": 0}, "logprobs must be left out"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids must be left out"),
         ({"n": 2}, "n must be 1, not 2"),
         ({"frequency_penalty": 1.1}, r"frequency_penalty must be 0.0, not 1.1"),
         ({"presence_penalty": 0.5}, r"presence_penalty must be 0.0, not 0.5"),
@@ -197,7 +197,6 @@ def vllm_config(**changes: Any) -> Any:
     )
     parallel = SimpleNamespace(
         pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1),
-        use_ubatching=changes.pop("use_ubatching", False),
     )
     backend = changes.pop("backend", None)  # of `Backends`
     attention = SimpleNamespace(backend=backend, use_non_causal=False)
@@ -315,7 +314,6 @@ def test_an_adapter_of_a_base_model_is_found_from_any_folder(adapter: Path, monk
     ("changes", "message"),
     [
         ({"lora_config": object()}, "does not work with --enable-lora"),
-        ({"use_ubatching": True}, "leave out --enable-dbo"),
         (
             {"setblock": {"mask_token_id": 1, "block_sizes": [4], "noisy_adapter": True, "version": 1}},
             "has an adapter on its future block already: leave out sbd_adapter",

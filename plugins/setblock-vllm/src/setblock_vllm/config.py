@@ -135,7 +135,3 @@ def _refuse(vllm_config: Any, sbd_config: SBDModelConfig) -> None:
         )
     if sbd_config.noisy_adapter and getattr(vllm_config, "lora_config", None) is not None:
         raise SetBlockError("an adapter on the future block does not work with --enable-lora: leave one of the two out")
-    if sbd_config.noisy_adapter and getattr(parallel, "use_ubatching", False):
-        raise SetBlockError(
-            "an adapter on the future block needs layers that see every token of a pass: leave out --enable-dbo"
-        )

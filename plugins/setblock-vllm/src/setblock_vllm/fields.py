@@ -9,6 +9,7 @@ through as they are.
 
 import asyncio
 import json
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,9 @@ _forms = ThreadPoolExecutor(1, thread_name_prefix="setblock-forms")  # a sandbox
 
 
 def install() -> None:
-    """Put the step before vLLM's own, once in a process."""
+    """Put the step before vLLM's own, once in a process. Unless the operator says otherwise, let vLLM hold a call of a tool to
+    the tool's schema, and not to a structural tag, which block decoding has not."""
+    os.environ.setdefault("VLLM_ENFORCE_STRICT_TOOL_CALLING", "0")
     processor, engine = vllm_api.InputProcessor, vllm_api.AsyncLLM
     if not hasattr(processor.process_inputs, "takes_fields"):
         processor.process_inputs = _with_fields(processor.process_inputs)

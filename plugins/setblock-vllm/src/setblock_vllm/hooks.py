@@ -20,6 +20,7 @@ PASSED = {
     "vllm.v1.worker.gpu.attn_utils:build_attn_metadata": "attn_groups num_reqs num_tokens query_start_loc_gpu "
     "query_start_loc_cpu max_query_len seq_lens max_seq_len block_tables slot_mappings kv_cache_config "
     "seq_lens_cpu_upper_bound positions is_prefilling causal for_cudagraph_capture",
+    "vllm.v1.outputs:LogprobsTensors": "logprob_token_ids logprobs selected_token_ranks cu_num_generated_tokens",
     "vllm.v1.worker.gpu.sample.output:SamplerOutput": "sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected",
     "vllm.v1.worker.gpu.input_batch:InputBatch": "req_ids num_reqs num_reqs_after_padding idx_mapping num_scheduled_tokens "
     "num_tokens num_tokens_after_padding num_draft_tokens_per_req query_start_loc query_start_loc_np seq_lens "

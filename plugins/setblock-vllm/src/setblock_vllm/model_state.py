@@ -211,18 +211,34 @@ class BlockSampler:
     def __call__(self, logits: Tensor, input_batch: Any, draft_logits: Tensor | None = None) -> Any:
         """Return the sampler output of a pass. `logits` [R * m, V]: those that the model state has asked for."""
         device, num_reqs = logits.device, input_batch.num_reqs
+        logprobs = None
         if (prepared := self.state.prepared) is None:
             sampled = torch.zeros((num_reqs, self.state.width), dtype=torch.int32, device=device)
             num_sampled = num_rejected = torch.zeros(num_reqs, dtype=torch.int32, device=device)
         else:
             self.state.prepared = None
             tokens, committed = self.state.slots.update(prepared, logits)
+            logprobs = self._logprobs(prepared, tokens)
             sampled, num_sampled = tokens.int(), committed.int()
             num_rejected = input_batch.cu_num_logits.diff() - num_sampled
         return vllm_api.SamplerOutput(
             sampled_token_ids=sampled,
-            logprobs_tensors=None,
+            logprobs_tensors=logprobs,
             num_nans=None,
             num_sampled=num_sampled,
             num_rejected=num_rejected,
+        )
+
+    def _logprobs(self, prepared: SlotPass, tokens: Tensor) -> Any:
+        """Return vLLM's tensors of log-probabilities, with as many rows for each request as `tokens` [R, Q] has, of which vLLM
+        reads those of its committed tokens; None if no request wants any."""
+        if (found := self.state.slots.logprobs(prepared)) is None:
+            return None
+        logprob, rank, top_ids, top_logprobs = found
+        num_reqs, width = tokens.shape
+        return vllm_api.LogprobsTensors(
+            torch.cat([tokens[..., None], top_ids], dim=2).flatten(0, 1).int(),
+            torch.cat([logprob[..., None], top_logprobs], dim=2).flatten(0, 1),
+            rank.flatten().int(),
+            [width * row for row in range(num_reqs + 1)],
         )

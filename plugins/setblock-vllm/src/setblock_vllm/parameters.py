@@ -23,7 +23,7 @@ _OF_OTHERS = (WIDTH_OF_VLLM, "kv_transfer_params", "ec_transfer_params", "sessio
 def settings_of(params: Any) -> DecodingSettings:
     """Return the settings of vLLM's `SamplingParams`.
 
-    `top_k`, `top_p` and `repetition_penalty` are vLLM's own fields. `sampler` is a name; its hyperparameters
+    `top_k`, `top_p`, `repetition_penalty` and `logprobs` are vLLM's own fields. `sampler` is a name; its hyperparameters
     are next to it. `logit_bias` may be a string of JSON, since `vllm_xargs` has no objects, and so may `structure`, as
     `{"regex": "[0-9]+"}`. Raise `ParameterError` if a name is unknown, or a value out of its range.
     """
@@ -40,7 +40,9 @@ def settings_of(params: Any) -> DecodingSettings:
         except (ValueError, RecursionError) as error:
             raise ParameterError(f'structure must be JSON, as {{"regex": "[0-9]+"}}, and is not: {error}') from None
     top_k = max(0, params.top_k or 0)
-    base = DecodingSettings(top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty)
+    base = DecodingSettings(
+        top_k=top_k, top_p=params.top_p, repetition_penalty=params.repetition_penalty, logprobs=params.logprobs
+    )
     return requested_settings(requested, base=base, available=AVAILABLE)
 
 
@@ -88,8 +90,8 @@ def admitted(params: Any, served: Served | None) -> dict[str, Any]:
 
 def refuse_unsupported(params: Any) -> None:
     """Raise `ParameterError`, with what to do instead, for parameters that vLLM supports for other models only."""
-    if params.logprobs is not None:
-        raise ParameterError("logprobs must be left out: block decoding in vLLM has none; `setblock serve` has")
+    if params.logprob_token_ids:
+        raise ParameterError("logprob_token_ids must be left out: block decoding has logprobs")
     if params.n != 1:
         raise ParameterError(f"n must be 1, not {params.n}: send one request for each answer, each with its own seed")
     for name in ("presence_penalty", "frequency_penalty"):

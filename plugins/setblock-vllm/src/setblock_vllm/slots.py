@@ -97,7 +97,13 @@ class BlockSlots:
             limit=limit,
             ends=tuple(each for each in ends if each in own),
         )
-        state = open_state([written], [params], sbd_config=self.sbd_config, device=self.device, records=False)
+        state = open_state(
+            [written],
+            [params],
+            sbd_config=self.sbd_config,
+            device=self.device,
+            records=settings.logprobs is not None,
+        )
         state.hold(cached)
         constraints = RowConstraints(
             [each.constraint(params, vocab_size=self.vocab_size) for each in settings.constraints]
@@ -176,6 +182,24 @@ class BlockSlots:
             count = count.masked_fill(prepared.is_prefill, 0)
         return tokens, count
 
+    @torch.inference_mode()
+    def logprobs(self, prepared: SlotPass) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """Return, for the tokens that `update` has returned [R, Q], their log-probabilities and ranks, and the n most likely
+        tokens [R, Q, n] with their log-probabilities; None if no request wants any."""
+        ((state, _),) = self._batch
+        if (record := state.record) is None:
+            return None
+        plan = prepared.inputs.plan
+        columns = (prepared.start[:, None] + self.columns[: plan.queries]).clamp(max=state.tokens.shape[1] - 1)
+
+        def of_pass(whole: Tensor) -> Tensor:
+            part = plan.of(whole)
+            part = part if prepared.rows is None else part[prepared.rows]
+            index = columns if part.dim() == 2 else columns[..., None].expand(-1, -1, part.shape[2])
+            return part.gather(1, index)
+
+        return tuple(map(of_pass, (record.logprob, record.rank, record.top_ids, record.top_logprobs)))  # type: ignore[return-value]
+
     def _plan(
         self, state: BatchState, rows: Tensor, fed: Tensor, *, most: int, width: int, has_prompts: bool
     ) -> PassPlan:
@@ -208,6 +232,8 @@ class BlockSlots:
 def _joined(parts: Sequence[tuple[BatchState, Policy]], rows: Sequence[int] | None = None) -> tuple[BatchState, Policy]:
     """Return the rows of several parts, or those in `rows`, joined into one part."""
     state = joined([state for state, _ in parts], rows)
+    if state.params.num_alternatives is None:
+        state.record = None
     return state, Policy.joined([policy for _, policy in parts], state.params, rows)
 
 

@@ -35,6 +35,7 @@ HOMES = {
     # a pass
     "DefaultModelState": "vllm.v1.worker.gpu.model_states.default:DefaultModelState",
     "build_attn_metadata": "vllm.v1.worker.gpu.attn_utils:build_attn_metadata",
+    "LogprobsTensors": "vllm.v1.outputs:LogprobsTensors",
     "SamplerOutput": "vllm.v1.worker.gpu.sample.output:SamplerOutput",
     "InputBatch": "vllm.v1.worker.gpu.input_batch:InputBatch",
     # the layers of an adapter

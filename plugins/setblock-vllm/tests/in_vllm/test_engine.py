@@ -201,8 +201,7 @@ def test_a_cached_prefix_changes_nothing(engine: Any) -> None:
         ({"gamma": -1}, {}, "gamma must be at least 0, not -1"),
         ({"block_size": 99}, {}, "no larger than the served canvas"),
         ({"gama": 1}, {}, "parameter 'gama' is not known"),
-        ({}, {"temperature": 0.0}, "temperature"),
-        ({}, {"logprobs": 1}, "logprobs must be left out"),
+        ({}, {"logprob_token_ids": [1]}, "logprob_token_ids must be left out"),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(
@@ -212,11 +211,3 @@ def test_mistakes_are_refused_before_anything_runs(
 
     with pytest.raises((ValueError, VLLMClientError), match=message):  # vLLM's own are none of Python's
         ask(engine, ["How many?"], [extra], **params)
-
-
-def test_vllm_itself_refuses_forms(engine: Any) -> None:
-    from vllm.exceptions import VLLMClientError
-    from vllm.sampling_params import StructuredOutputsParams
-
-    with pytest.raises((ValueError, VLLMClientError), match="Structured outputs are not yet supported for diffusion"):
-        ask(engine, ["How many?"], [{}], structured_outputs=StructuredOutputsParams(regex="[0-9]"))

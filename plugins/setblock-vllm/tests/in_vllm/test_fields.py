@@ -117,6 +117,32 @@ def test_fields_are_those_of_block_decoding(engine: Any, model: setblock.SBDMode
     assert [len(each) for each in answers[3:5]] == [1, 7]
 
 
+def test_log_probabilities_are_those_of_generate(engine: Any, model: setblock.SBDModel) -> None:
+    """Beside requests without them, and with fewer."""
+    from vllm import SamplingParams
+
+    chat, asked = [{"role": "user", "content": QUESTION}], [(extra, n) for extra, _ in METHODS for n in (3, None, 0)]
+    wanted = [
+        SamplingParams(max_tokens=32, temperature=0.0, logprobs=n, extra_args=extra, logit_bias={539: -90.0})
+        for extra, n in asked
+    ]
+    outputs = [each.outputs[0] for each in engine.chat([chat] * len(wanted), wanted, use_tqdm=False)]
+    for (_, settings), first in zip(METHODS, range(0, len(outputs), 3), strict=True):
+        settings = replace(settings, logit_bias={539: -90.0}, logprobs=3, max_new_tokens=32, drafts="fixed")
+        answer = setblock.generate(model, QUESTION, settings=settings)
+        assert answer.logprobs is not None
+        full, none, fewest = outputs[first : first + 3]
+        assert list(full.token_ids) == list(answer.token_ids)
+        assert none.logprobs is None
+        for token_id, found, expected_, least in zip(
+            full.token_ids, full.logprobs, answer.logprobs, fewest.logprobs, strict=True
+        ):
+            ranks = {each: one.rank for each, one in found.items()}
+            assert found[token_id].logprob == pytest.approx(expected_.logprob, abs=1e-3)
+            assert sorted(ranks, key=ranks.__getitem__)[:3] == [one for one, _ in expected_.alternatives]
+            assert set(least) == {token_id}
+
+
 def test_without_a_seed_each_answer_is_another(engine: Any) -> None:
     hot = {"temperature": 2.0, "top_k": 0}
     assert len({tuple(tokens) for tokens in ask(engine, hot, hot, hot)}) == 3

@@ -1,7 +1,9 @@
 """`vllm serve` in processes of its own: the API, two processes for one model, the stock engine, and refusals at the start."""
 
+import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def expected() -> str:
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     """A server whose model is on one process, or on two."""
-    words = ["--tensor-parallel-size", str(request.param)]
+    words = ["--tensor-parallel-size", str(request.param), "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     with served(*words, port=18231 + request.param, environment=IN_PROCESSES) as it:
         yield it
 
@@ -72,6 +74,39 @@ def test_mistakes_are_400(url: str) -> None:
     for extra, message in (({"gamma": -1}, "gamma must be at least 0"), ({"gama": 1}, "parameter 'gama' is not known")):
         with pytest.raises(BadRequestError, match=message):
             answer(url, **extra)
+
+
+def test_answers_have_the_form_that_a_request_names(url: str) -> None:
+    """At once, as `response_format`, as `structured_outputs` and as a tool that must be called."""
+    named = {"name": "count", "schema": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}}}
+    named["schema"] |= {"required": ["n"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "count", "parameters": named["schema"]}}
+    requests: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": named}},
+        {"extra_body": {"structured_outputs": {"choice": ["many", "few"]}}},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "count"}}},
+        {"temperature": 1.5, "seed": 4, "extra_body": {"min_p": 0.1}},
+        {"temperature": 1.5, "seed": 4, "extra_body": {"min_p": 0.1}},
+    ]
+
+    def reply(asked: dict[str, Any]) -> Any:
+        messages: list[Any] = [{"role": "user", "content": QUESTION}]
+        return client(url).chat.completions.create(model="it", messages=messages, max_tokens=64, **asked)
+
+    with ThreadPoolExecutor(len(requests)) as threads:
+        schema, choice, call, one, again = (each.choices[0].message for each in threads.map(reply, requests))
+    assert list(json.loads(schema.content)) == ["n"]
+    assert choice.content in ("many", "few")
+    assert list(json.loads(call.tool_calls[0].function.arguments)) == ["n"]
+    assert one.content == again.content
+
+
+def test_a_form_that_can_not_be_had_is_400(url: str) -> None:
+    from openai import BadRequestError
+
+    for form, message in (({"regex": "("}, "regex can't be used"), ({"structural_tag": "{}"}, "structural")):
+        with pytest.raises(BadRequestError, match=message):
+            client(url).completions.create(model="it", prompt="How many", extra_body={"structured_outputs": form})
 
 
 def test_passes_are_in_the_metrics(url: str) -> None:

@@ -76,6 +76,7 @@ def _open_record(params: BatchParams) -> Record:
         revealing=nowhere - 1,
         entropies=nowhere.float(),
         logprob=kept.float(),
+        rank=kept + 1,
         top_logprobs=top.float(),
         top_ids=top.clone(),
     )
@@ -88,7 +89,8 @@ def joined(states: Sequence[BatchState], rows: Sequence[int] | None = None) -> B
     params = BatchParams(
         joined_list([state.params.rows for state in states], rows), first.params.sbd_config, device=device
     )
-    records = [each.record for each in states if each.record is not None]
+    has_records = any(each.record is not None for each in states)
+    records = [each.record or _open_record(each.params) for each in states] if has_records else []
     first_logits = [each.first_logits for each in states]
     return BatchState(
         params=params,

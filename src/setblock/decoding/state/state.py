@@ -200,7 +200,8 @@ class Record:
     accepted: Tensor  # drafted tokens that were right
     revealing: Tensor  # [B, C] int64, the pass that revealed each position, 0 for the prefill
     entropies: Tensor  # [B, C] float32, nats, of each position when it was revealed
-    logprob: Tensor  # [B, C] float32; [B, 0], and the next two empty, too, where no log-probabilities are kept
+    logprob: Tensor  # [B, C] float32; [B, 0], and the next three empty, too, where no log-probabilities are kept
+    rank: Tensor  # [B, C] int64, of each token among all by its probability, from 1
     top_logprobs: Tensor  # [B, C, n] float32
     top_ids: Tensor  # [B, C, n]
 

@@ -39,7 +39,7 @@ _INTEGERS: dict[str, tuple[str, ...]] = {
 _FLAGS: dict[str, tuple[str, ...]] = {"cache": ("prefilled",), "answer": ("finished", "failed")}
 _PACKED = [(group, name) for groups in (_INTEGERS, _FLAGS) for group, names in groups.items() for name in names]
 
-# The other fields, with their sizes after the rows. The last three are there only if log-probabilities are kept
+# The other fields, with their sizes after the rows. The last four are there only if log-probabilities are kept
 _WIDE: dict[tuple[str, str], Callable[[BatchParams], tuple[int, ...]]] = {
     ("block", "revealed"): lambda params: (params.block_width,),
     ("block", "kinds"): lambda params: (params.block_width,),
@@ -47,10 +47,11 @@ _WIDE: dict[tuple[str, str], Callable[[BatchParams], tuple[int, ...]]] = {
     ("record", "revealing"): lambda params: (params.capacity,),
     ("record", "entropies"): lambda params: (params.capacity,),
     ("record", "logprob"): lambda params: (params.capacity,),
+    ("record", "rank"): lambda params: (params.capacity,),
     ("record", "top_logprobs"): lambda params: (params.capacity, params.num_alternatives or 0),
     ("record", "top_ids"): lambda params: (params.capacity, params.num_alternatives or 0),
 }
-_OF_LOGPROBS = tuple(_WIDE)[-3:]
+_OF_LOGPROBS = tuple(_WIDE)[-4:]
 
 
 class StateTable:

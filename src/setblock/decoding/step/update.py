@@ -256,7 +256,9 @@ def _keep_logprobs(record: Record, step: StepOutput, alternatives: int) -> None:
         rows, columns = (where & logits.known).nonzero(as_tuple=True)  # a token forced by a grammar may have no logits
         positions = logits.positions[rows, columns]
         log_probs = logits.logits[rows, columns].log_softmax(dim=-1)  # [N, V]
-        record.logprob[rows, positions] = log_probs.gather(1, token_ids[rows, columns, None])[:, 0]
+        chosen = log_probs.gather(1, token_ids[rows, columns, None])
+        record.logprob[rows, positions] = chosen[:, 0]
+        record.rank[rows, positions] = 1 + (log_probs > chosen).sum(dim=1)
         top = log_probs.topk(min(alternatives, log_probs.shape[-1]), dim=-1)
         record.top_logprobs[rows, positions, : top.values.shape[1]] = top.values
         record.top_ids[rows, positions, : top.indices.shape[1]] = top.indices
