@@ -63,7 +63,7 @@ def content_of(name: str) -> str:
     if found is None:
         return not_measured(name)
     table = tables.gpu_table if name == "gpu" else tables.TABLES[found["benchmark"]]
-    return f"{tables.origin(found)}\n\n{table(found)}"
+    return with_command(table(found), found)
 
 
 def read(result: str) -> Json | None:
