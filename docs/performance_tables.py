@@ -179,7 +179,7 @@ def cell(rounds: list[Json], subject: str, load: int) -> list[Json]:
 def gain(rounds: list[Json], way: str = "adaptive") -> float:
     """Return the median over rounds of a way's tokens a second over plain decoding's."""
     speeds = [{name: each["tokens"] / each["seconds"] for name, each in found["ways"].items()} for found in rounds]
-    return median(speed[way] / speed["plain"] for speed in speeds)
+    return float(median(speed[way] / speed["plain"] for speed in speeds))
 
 
 def contenders(found: Json) -> str:
