@@ -63,7 +63,7 @@ def content_of(name: str) -> str:
     if found is None:
         return not_measured(name)
     table = tables.gpu_table if name == "gpu" else tables.TABLES[found["benchmark"]]
-    return f"{tables.origin(found)}\n\n{table(found)}"
+    return with_command(table(found), found)
 
 
 def read(result: str) -> Json | None:
@@ -178,9 +178,8 @@ def cell(rounds: list[Json], subject: str, load: int) -> list[Json]:
 
 def gain(rounds: list[Json], way: str = "adaptive") -> float:
     """Return the median over rounds of a way's tokens a second over plain decoding's."""
-    speeds = [{name: each["tokens"] / each["seconds"] for name, each in one["ways"].items()} for one in rounds]
-    found: float = median(speed[way] / speed["plain"] for speed in speeds)
-    return found
+    speeds = [{name: each["tokens"] / each["seconds"] for name, each in found["ways"].items()} for found in rounds]
+    return float(median(speed[way] / speed["plain"] for speed in speeds))
 
 
 def contenders(found: Json) -> str:
