@@ -49,6 +49,7 @@ SHORTER = (
 NOT_RUN = {
     r"pip install|python3 -m venv": "installs packages; CI installs the built wheel in a new environment",
     r"setblock fetch": "downloads a model; the README's test does",
+    r"setblock generate .*--model LiquidAI/": "downloads a model: tests/decoding/test_recurrent.py runs tiny ones of its kind",
     r"python -m setblock.integrations.lm_eval": "reads data sets of the hub",
     r"vllm serve|ray start": "needs vLLM, in an environment of its own: `make test-vllm`",
     r"torchrun|accelerate launch": "needs several GPUs",
