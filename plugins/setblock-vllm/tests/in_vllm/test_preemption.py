@@ -1,4 +1,4 @@
-"""A cache too small for all requests: vLLM takes some off, feeds them again later, and their answers stay those of `generate`."""
+"""A cache too small for all requests: vLLM takes some off and feeds them again, and answers stay those of `generate`."""
 
 from collections.abc import Iterator
 from dataclasses import replace
