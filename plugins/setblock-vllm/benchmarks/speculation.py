@@ -129,7 +129,10 @@ def answer_all(options: argparse.Namespace) -> list[Round]:
 
 
 def _answer(engine: Any, prompts: list[list[int]], params: Any, *, at_once: int) -> Round:
-    waiting, begun, found, each = list(enumerate(prompts)), dict[Any, Any](), dict[Any, Any](), dict[Any, Any]()
+    waiting = list(enumerate(prompts))
+    begun: dict[str, float] = {}
+    found: dict[int, list[int]] = {}
+    each: dict[int, float] = {}
     start = time.perf_counter()
     while waiting or begun:
         while waiting and len(begun) < at_once:
