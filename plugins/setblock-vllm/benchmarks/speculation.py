@@ -56,12 +56,14 @@ class Round:
 
 def write_questions(options: argparse.Namespace) -> None:
     """Write a line for each request: its token ids and what `setblock generate` answers, in float32."""
+    import torch
+
     import setblock
     from setblock.data.tasks import task_named
     from setblock.decoding.answer.text import encode_prompt
     from setblock.decoding.settings.resolve import requested_settings
 
-    model = setblock.load(options.model, dtype="float32")
+    model = setblock.load(options.model, dtype=torch.float32)
     with options.out.open("w") as file:
         for example in islice(task_named(options.task).examples("test"), options.count):
             token_ids = encode_prompt(model.tokenizer, example.messages, raw=False)
@@ -127,7 +129,10 @@ def answer_all(options: argparse.Namespace) -> list[Round]:
 
 
 def _answer(engine: Any, prompts: list[list[int]], params: Any, *, at_once: int) -> Round:
-    waiting, begun, found, each = list(enumerate(prompts)), {}, {}, {}
+    waiting = list(enumerate(prompts))
+    begun: dict[str, float] = {}
+    found: dict[int, list[int]] = {}
+    each: dict[int, float] = {}
     start = time.perf_counter()
     while waiting or begun:
         while waiting and len(begun) < at_once:
