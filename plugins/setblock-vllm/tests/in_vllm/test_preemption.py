@@ -8,7 +8,7 @@ import pytest
 
 import setblock
 from in_vllm.engines import ask, figure, offline, problems
-from setblock.decoding.answer.text import encode_prompt
+from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
 from slot_engine import generated
