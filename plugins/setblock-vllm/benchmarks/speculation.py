@@ -7,8 +7,8 @@
     .venv-vllm/bin/python $BENCHMARK run --questions runs/orders.jsonl --model models/smollm2-orders --at-once 1 8 32
 
 Each contender has a process of its own, one after the other, and answers all requests once before it is timed. As many requests
-as `--at-once` says run together: when one ends the next begins. Plain decoding and speculation run in the model runner that
-vLLM chooses; blocks need Model Runner V2, whose kernels a CPU interprets. The seconds of one at a time are those of each
+as `--at-once` says run together: when one ends the next begins. On a CPU, plain decoding and speculation run in
+Model Runner V1; blocks need V2, whose kernels a CPU interprets. The seconds of one at a time are those of each
 request, and their ratio to plain decoding has a 95% interval by bootstrap over requests.
 """
 
@@ -158,8 +158,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rounds: dict[str, list[Round]] = {}
     for name, extra in contenders(options).items():
         environment = dict(os.environ) | (ON_A_CPU if options.cpu else {})
-        if extra or not options.cpu:  # a CPU interprets the sampler's kernels of Model Runner V2: no fair rival
-            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        # A CPU interprets the kernels of Model Runner V2's sampler, which is no fair rival
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if extra or not options.cpu else "0"
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             words = [*sys.argv[1:], "--contender", name, "--json", file.name]
             subprocess.run([sys.executable, __file__, *words], env=environment, check=True)
