@@ -135,7 +135,7 @@ assert (found["task"], found["sampler"], found["scores"].keys()) == ("doubles", 
 assert grids_of(["sbd"], ["every-other"], {"step": [2, 3]})[0]["step"] == [2, 3]
 every_other = [
     settings_from({"sampler": "every-other"}),
-    of_vllm(SimpleNamespace(extra_args={"sampler": "every-other"}, top_k=0, top_p=1.0, repetition_penalty=1.0)),
+    of_vllm(SimpleNamespace(extra_args={"sampler": "every-other"}, top_k=0, top_p=1.0, repetition_penalty=1.0, logprobs=None)),
     of_the_server(body(sampler="every-other"), default=DecodingSettings(method="sbd")),
 ]
 assert {type(each.sampler).__name__ for each in every_other} == {"EveryOther"}
@@ -145,7 +145,7 @@ set_by_each = [
     of_the_server(body(without_token=5), default=DecodingSettings(method="sbd")),
     settings_from({"without_token": 5}),
     request_settings(DecodingSettings(), {"without_token": 5}, default_max_gen_toks=256),
-    of_vllm(SimpleNamespace(extra_args={"without_token": 5}, top_k=0, top_p=1.0, repetition_penalty=1.0)),
+    of_vllm(SimpleNamespace(extra_args={"without_token": 5}, top_k=0, top_p=1.0, repetition_penalty=1.0, logprobs=None)),
     DecodingSettings(without_token=5),
 ]
 assert {each.without_token for each in set_by_each} == {5}

@@ -112,7 +112,7 @@ def answer_all(options: argparse.Namespace) -> list[Round]:
         disable_log_stats=False,
         **arguments,
     )
-    params = SamplingParams(max_tokens=options.max_tokens, **({"extra_args": extra} if extra else {"temperature": 0.0}))
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0, extra_args=extra or None)
     prompts = [each["token_ids"] for each in questions]
     _answer(engine, prompts, params, at_once=max(options.at_once))
     name = _OF_BLOCKS if extra else _PASSES[options.contender]

@@ -98,7 +98,9 @@ def test_the_harness_takes_each(called: str, row: Setting) -> None:
 
 @rows_of(parameters)
 def test_vllm_takes_each(called: str, row: Setting) -> None:
-    params = SimpleNamespace(extra_args={called: value_of(row)}, top_k=0, top_p=1.0, repetition_penalty=1.0)
+    params = SimpleNamespace(
+        extra_args={called: value_of(row)}, top_k=0, top_p=1.0, repetition_penalty=1.0, logprobs=None
+    )
     check(of_vllm(params), row)
 
 
