@@ -105,7 +105,7 @@ def test_models_that_are_none(run, tmp_path, config_folder):
     refused(run("roofline", "--model", tmp_path / "nowhere"), "nowhere: no such folder", code=1)
     refused(run("roofline", "--model", tmp_path), "can't read the config of model", code=1)
     refused(run("roofline", "--model", config_folder("t5")), "is an encoder-decoder", code=1)
-    refused(run("roofline", "--model", config_folder("mamba")), "recurrent state", code=1)
+    refused(run("roofline", "--model", config_folder("mamba")), "no valid num_attention_heads", code=1)
 
 
 def test_every_option_is_explained_in_its_panel(run):

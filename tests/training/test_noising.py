@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setblock.data.packing import IGNORE, PADDING, Document, Row, pack
-from setblock.training.inputs.noising import Noising, NoisyHalf, _masked, noise_row, noised_runs
+from setblock.training.inputs.noising import Noising, NoisyHalf, _draw_mask, noise_row, noised_runs
 
 MASK, END, CONTEXT, VOCABULARY = 1, 0, 64, 100
 
@@ -254,7 +254,7 @@ def test_where_a_mask_rate_masks(places: str, sizes: list[int], rate: float, see
     draws = np.random.default_rng(seed).random(len(block_of)).tolist()
     expected = masked_by_hand(rate, sizes, places, draws)
     rng = np.random.default_rng(seed)
-    found = _masked(np.full(len(block_of), rate), block_of, places, rng)  # type: ignore[arg-type]
+    found = _draw_mask(np.full(len(block_of), rate), block_of, places, rng)  # type: ignore[arg-type]
     assert found.tolist() == expected
 
 

@@ -25,10 +25,15 @@ class Chosen(DraftLengths):
 def shortened(whole: RowSchedule, length: DraftLength, *, fuses_commit: bool = True) -> RowSchedule:
     lengths = Chosen()
     lengths.length = length
-    row = SimpleNamespace(block_size=BLOCK_SIZE, limit=LIMIT, branches=0)
+    row = SimpleNamespace(block_size=BLOCK_SIZE, limit=LIMIT)
     state: Any = SimpleNamespace(params=SimpleNamespace(rows=[row], sbd_config="any"))
     runner: Any = SimpleNamespace(
-        fixed_keys=None, pads=False, fuses_commit=fuses_commit, computed=int, branched=0, compiled=None
+        fixed_keys=None,
+        pads=False,
+        fuses_commit=fuses_commit,
+        computed=int,
+        most_refed=None,
+        refed=lambda row, start: 0,
     )
     (found,) = shortened_schedules(lengths, [new_history(lengths)], [whole], state, runner)
     return found

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
+from setblock.decoding.step.certainty import certainty_of
 from setblock.decoding.step.choice import Draws, choose_tokens
-from setblock.decoding.step.logits import certainty_of, most_likely
+from setblock.decoding.step.logits import most_likely
 
 VOCABULARY = 5003
 POSITIONS = torch.tensor([[3, 4, 5, 6], [11, 12, 13, 14], [90, 91, 92, 93]])

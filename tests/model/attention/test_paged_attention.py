@@ -61,7 +61,7 @@ def test_flex_is_plain_attention(window: int | None, **sizes: Any) -> None:
         assert_same(one.by(FlexAttention(of_group=sizes["of_group"]), window), one.naive(window))
 
 
-@given(window=WINDOWS, **{**PASSES, "has_branches": st.just(False)})
+@given(window=WINDOWS, **PASSES)
 def test_flex_lists_the_pages_that_are_seen(window: int | None, **sizes: Any) -> None:
     """No others are read by the compiled kernel; uncompiled, FlexAttention reads all."""
     one = random_pass(**sizes)
