@@ -49,8 +49,9 @@ class Question:
 
 
 def questions_of(section: DataSection) -> Iterator[Question]:
-    """Yield the questions of a recipe's data: texts to continue, or the messages before the last answer (all messages if there
-    is none). Raise `SetBlockError` if the data can't be read, or has no prompts to answer."""
+    """Yield the questions of a recipe's data: the prompt of each prompt and completion, or the messages before the
+    last answer (all messages if there is none). What follows that answer is left out. Raise `SetBlockError` if the
+    data can't be read, or has no prompts to answer."""
     for source in section.sources:
         shape, records = shaped(source, records_of(source))
         for record in records:

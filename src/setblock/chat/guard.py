@@ -24,7 +24,8 @@ class LeftOut(NamedTuple):
 
 def left_out(chat: Chat, written: str, form: TemplateForm) -> Iterator[LeftOut]:
     """Yield the parts of a chat that are not in the text its template wrote. A part counts as written also where white
-    space differs, or where it is escaped as in a JSON string."""
+    space differs, or where it is escaped, once or twice, as in JSON or as a Python literal. Calls are always yielded if the
+    template is known to leave them out."""
     known = _Written(written)
     for number, message in enumerate(chat.messages, start=1):
         for what, text in said(message):

@@ -72,7 +72,9 @@ class StaticBatch(Batch):
 
     @property
     def _can_run_ahead(self) -> bool:
-        """Whether a pass may be launched before the last one is read: no constraint needs it, and full drafts are free."""
+        """Whether a pass may be launched before the last one is read. The host would have to wait to read it, the
+        runner can be fed all that may be needed, no constraint needs to be updated between passes, and full drafts
+        are free."""
         tokens = sum(2 * each.block_size for each in self.state.params.rows)
         return (
             devices.waits(self.state.tokens.device)

@@ -46,9 +46,10 @@ class Worker:
         return not self._stopping and self.failure is None
 
     async def submit(self, requests: Sequence[Request]) -> OutputQueue:
-        """Submit requests to the engine. Return the queue of their progress, which ends with `EngineStopped` if the engine
-        stops. Raise `SetBlockError` if the engine refuses one of them (`QueueFull` if its queue is full); none is answered
-        then. Raise `EngineStopped` if the engine has stopped."""
+        """Submit requests to the engine. Return the queue of their progress: each request's last item has a
+        `generation`. If the engine stops, the last item is `EngineStopped`. Raise `SetBlockError` if the engine
+        refuses one of them (`QueueFull` if its queue is full); in that case, none is answered. Raise `EngineStopped`
+        if the engine has stopped."""
         if not self.is_well:
             raise EngineStopped
         self._loop = asyncio.get_running_loop()

@@ -34,7 +34,7 @@ class AttentionPlan:
     context: int | None = None  # the most positions for which the plan holds; None without a limit
     context_reason: str | None = None  # the reason for that limit
     keeps_state: bool = False  # whether its cache has a recurrent state, which is put back and not cut (`StateRunner`)
-    together: bool = True  # whether such a model may be called for several rows at once
+    together: bool = True  # whether a model with a recurrent state may be called for several rows at once
 
 
 def set_plan(model: PreTrainedModel, plan: AttentionPlan) -> None:

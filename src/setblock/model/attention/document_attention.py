@@ -46,8 +46,9 @@ them. This is no Transformers cache, since layers that are rerun in the backward
 
 
 class Layout:
-    """The layout of a pass, for the attention function. It is no dataclass: FSDP2 copies dataclasses, and the dicts in them, on
-    their way into each layer, and the contents of `clean_keys` would be lost."""
+    """Which runs of each row a pass computes, for the attention function. It is no dataclass: FSDP2 copies
+    dataclasses, and the dicts in them, on their way into each layer, and the contents of `clean_keys` would be
+    lost."""
 
     def __init__(
         self,

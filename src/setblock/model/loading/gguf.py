@@ -39,7 +39,8 @@ def pretrained_arguments(source: str) -> dict[str, str]:
 
 
 def weights_arguments(source: str) -> dict[str, Any]:
-    """Return `pretrained_arguments` for loading weights: those of a GGUF file are dequantised, and can be trained. Raise
+    """Return `pretrained_arguments` for loading weights: the weights of a GGUF file are dequantised, and can be
+    trained. Raise
     `SetBlockError` if the installed Transformers can't do that."""
     arguments: dict[str, Any] = {**pretrained_arguments(source)}
     if is_gguf(source):

@@ -31,7 +31,7 @@ _FEW, _FULL = 6, 16
 time of one of 16. Elsewhere (bfloat16, prepacked weights, GPUs) a few more rows cost nothing."""
 
 Take = Callable[[Tensor], Tensor]
-"""Receives hidden states [M, D] on their way into the LM head, and returns those that the head is to map."""
+"""Receives hidden states [M, D] on their way into the LM head, and returns those that the head gets."""
 
 
 class SelectOutputs:

@@ -42,8 +42,8 @@ class Keys:
 
 
 def read_keys(path: Path | None, variable: str | None) -> Keys:
-    """Read keys from a file, one a line (# begins a comment), and from the value of an environment variable, separated by
-    commas. Raise `SetBlockError` if the file can't be read or has no key."""
+    """Read keys from a file, one a line (a line that begins with # is a comment), and from the value of an
+    environment variable, separated by commas. Raise `SetBlockError` if the file can't be read or has no key."""
     found = [key.strip() for key in (variable or "").split(",") if key.strip()]
     if path is not None:
         lines = map(str.strip, read_text(path, what="the API keys in").splitlines())
