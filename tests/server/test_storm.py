@@ -88,7 +88,8 @@ def test_a_storm_of_clients_that_leave_changes_no_answer_and_leaves_nothing(stor
     assert eventually(lambda: kept(storm_live)[:5] == (0, 0, 0, 0, 0))
     before = kept(storm_live)
     storm(storm_live, 1)
-    assert eventually(lambda: kept(storm_live) == before), (before, kept(storm_live))
+    # Fewer are no leak: what other tests left in this process may end meanwhile
+    assert eventually(lambda: all(now <= then for now, then in zip(kept(storm_live), before, strict=True))), before
     pool = storm_live.serving.worker._engine._pool
     assert pool.available == pool.total  # of the cache, no answer holds a page any longer
 
