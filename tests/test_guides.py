@@ -5,6 +5,7 @@ A page's blocks run in their order, in one folder and this process. A command of
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -119,6 +120,8 @@ def folder(tmp_path: Path, bundled: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     (tmp_path / "docs" / "experiments").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    plugin = ROOT / "plugins" / "setblock-vllm" / "src"  # which vLLM's page installs
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(plugin), *filter(None, [os.environ.get("PYTHONPATH")])]))
     return tmp_path
 
 
