@@ -21,11 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, cache_utils
 from transformers.cache_utils import (
     DYNAMIC_LAYER_TYPE_MAPPING,
     Cache,
-    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -46,7 +45,6 @@ MOST_REFED = 24
 """Known tokens that are fed again without loss on most devices. With more, a row that is fed no block keeps its state."""
 
 _LAYERS: dict[type, type] = {
-    DummyLayer: DummyLayer,
     DynamicLayer: DynamicLayer,
     # Sliding windows are in the masks: a window of keys can't be cut back
     DynamicSlidingWindowLayer: DynamicLayer,
@@ -55,6 +53,8 @@ _LAYERS: dict[type, type] = {
     LinearAttentionAndSlidingWindowAttentionLayer: LinearAttentionAndFullAttentionLayer,
 }
 """The cache layers that can be put back, by Transformers' usual ones."""
+if (dummy := getattr(cache_utils, "DummyLayer", None)) is not None:  # Transformers 5.19 has none
+    _LAYERS[dummy] = dummy
 
 
 class StateCaches:
