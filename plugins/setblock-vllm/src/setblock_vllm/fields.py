@@ -29,8 +29,8 @@ _forms = ThreadPoolExecutor(1, thread_name_prefix="setblock-forms")  # a sandbox
 
 
 def install() -> None:
-    """Put the step before vLLM's own, once in a process. Unless the operator says otherwise, let vLLM hold a call of a tool to
-    the tool's schema, and not to a structural tag, which block decoding has not."""
+    """Wrap `InputProcessor.process_inputs` and `AsyncLLM.add_request`, once in a process. Unless the operator says otherwise,
+    let vLLM hold a call of a tool to the tool's schema, and not to a structural tag, which our grammars lack."""
     os.environ.setdefault("VLLM_ENFORCE_STRICT_TOOL_CALLING", "0")
     processor, engine = vllm_api.InputProcessor, vllm_api.AsyncLLM
     if not hasattr(processor.process_inputs, "takes_fields"):

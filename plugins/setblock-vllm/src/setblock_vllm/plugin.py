@@ -20,8 +20,8 @@ class SetBlockDecoding:
         return SetBlockModelState
 
     def compute_logits(self, hidden_states: Any) -> Any:
-        """Return [N, V] logits of [N, H] hidden states. In a pass over part of a prompt N is 0, for which gathering from
-        several processes fails on some devices."""
+        """Return [N, V] logits of [N, H] hidden states. If no output is wanted (N = 0, in a pass over part of a prompt),
+        return an empty tensor: vLLM's gathering from several processes fails on empty input on some devices."""
         if hidden_states.shape[0] == 0:
             return hidden_states.new_empty((0, self.config.vocab_size))  # type: ignore[attr-defined]
         return super().compute_logits(hidden_states)  # type: ignore[misc]

@@ -19,8 +19,8 @@ _ON_GPUS, _ON_CPUS = 256, 128
 
 
 def pass_tokens(vllm_config: Any) -> int:
-    """Return how many tokens a pass feeds all requests together, at most, as long as each can be fed less. Raise
-    `ParameterError` if the option is wrong."""
+    """Return the most tokens that a pass feeds all requests together. `share_pass` exceeds it where requests can't be fed less.
+    Raise `ParameterError` if the option is wrong."""
     own = vllm_config.additional_config.get(OPTION) if isinstance(vllm_config.additional_config, dict) else None
     if own is not None and (not isinstance(own, int) or own < 1):
         raise ParameterError(f"{OPTION} in --additional-config must be a whole number of at least 1, not {own!r}")
