@@ -21,9 +21,9 @@ MOST_CACHED = 65536
 
 
 def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency: int) -> EngineLimits:
-    """Return the limits of an engine that answers `requests`, at most `concurrency` at once. Its cache has room for
-    the `concurrency` longest requests, at most `MOST_CACHED` positions, but never less than the longest request needs. Raise `SetBlockError` if a request does not fit the
-    model's context."""
+    """Return the limits of an engine that answers `requests`, at most `concurrency` at once. Its cache has room for the
+    `concurrency` longest requests, at most `MOST_CACHED` positions, but never less than the longest request needs. Raise
+    `SetBlockError` if a request does not fit the model's context."""
     page = EngineLimits.page_tokens
     longest = sorted((limit_of(model, len(each.prompt), each.settings) + page for each in requests), reverse=True)
     needed = sum(longest[:concurrency])
