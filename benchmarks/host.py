@@ -22,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from measuring.output import begin, finish, note, parser_of, write
-from measuring.subjects import SIZES, random_model, random_prompt
+from measuring.subjects import SIZES, name_tokens, random_model, random_prompt
 from measuring.synchronisations import as_on_an_accelerator
 from measuring.tape import Tape
 from measuring.timing import spread
@@ -56,6 +56,7 @@ def milliseconds(kind: str, rows: int, settings: DecodingSettings, *, passes: in
     """Return the milliseconds of each of the last `passes` passes."""
     sbd = random_model(dict(SIZES["tiny"]), dtype=torch.float32, block_size=8)
     sbd.end_of_text_ids = ()
+    name_tokens(sbd)
     inside = 0.0
     started = 0.0
 

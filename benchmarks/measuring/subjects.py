@@ -97,6 +97,12 @@ def prepared(model: Any, *, block_size: int = 16) -> SBDModel:
     return sbd
 
 
+def name_tokens(sbd: SBDModel) -> None:
+    """Give each token of a random model's vocabulary a text, where its answers are read as text."""
+    if missing := range(len(sbd.tokenizer), sbd.vocab_size):
+        sbd.tokenizer.add_tokens([f"<{token_id}>" for token_id in missing])
+
+
 def compiled(sbd: SBDModel, *, backend: str = "inductor") -> SBDModel:
     """Return the same model, compiled; the one given stays as it is."""
     other = SBDModel(sbd.model, sbd.tokenizer, sbd_config=sbd.sbd_config, quantization=sbd.quantization)

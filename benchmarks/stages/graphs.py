@@ -16,7 +16,7 @@ import torch
 
 from measuring.checks import lively_model
 from measuring.hardware import DEVICE, measured_hardware, roofline_hardware
-from measuring.subjects import SIZES, random_model, random_prompt
+from measuring.subjects import SIZES, name_tokens, random_model, random_prompt
 from measuring.synchronisations import as_on_an_accelerator
 from measuring.tape import Tape
 from measuring.timing import interleaved, spread
@@ -66,8 +66,7 @@ def _settings(kind: str, tokens: int) -> DecodingSettings:
 
 def _engine(sbd: SBDModel, rows: int, *, cached: int, tokens: int, recorder: Any, kind: str) -> Engine:
     """Return an engine with requests that are about to be decoded."""
-    if missing := range(len(sbd.tokenizer), sbd.vocab_size):  # the text of a random model may have any token
-        sbd.tokenizer.add_tokens([f"<{token_id}>" for token_id in missing])
+    name_tokens(sbd)
     room = -(-(cached + tokens + 64) // PAGE) * PAGE
     engine = Engine(sbd, EngineLimits(max_num_seqs=rows, kv_tokens=rows * room, page_tokens=PAGE), recorder=recorder)
     for number in range(rows):
