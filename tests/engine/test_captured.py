@@ -25,7 +25,8 @@ from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
-from setblock.engine.captured import CapturedPasses, PassSize, is_own
+from setblock.decoding.step.choice import is_own
+from setblock.engine.captured import CapturedPasses, PassSize
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request

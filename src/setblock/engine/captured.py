@@ -22,12 +22,19 @@ from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.samplers.base import Sampler
 from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.table import StateTable
-from setblock.decoding.step.choice import Policy, StaticSamplers
+from setblock.decoding.step.choice import Policy, StaticSamplers, is_own
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import HostCopy, Packed, packed, sent
 from setblock.errors import SetBlockError, warn
-from setblock.model.protocol.runtime import PassLayout, PassPlan, RowSchedule, StaticRunner, fixed_capacity
+from setblock.model.protocol.runtime import (
+    PassLayout,
+    PassPlan,
+    RowSchedule,
+    StaticRunner,
+    fixed_capacity,
+    next_power_of_two,
+)
 
 Result = TypeVar("Result")
 
@@ -151,8 +158,8 @@ class CapturedPasses:
             requested: [2, rows], as in `BatchState.shorten_drafts`; by default drafts are fed whole.
         """
         size = PassSize(
-            rows=_power(len(rows)),
-            queries=_power(max(scheduled.tokens for scheduled in schedules)),
+            rows=next_power_of_two(len(rows)),
+            queries=next_power_of_two(max(scheduled.tokens for scheduled in schedules)),
             keys=self._passes.keys_for(max(scheduled.end for scheduled in schedules)),
         )
         if self._version != self._table.version:  # addresses have changed
@@ -241,11 +248,6 @@ class CapturedPasses:
         return packed(*output_tables(state, step))
 
 
-def is_own(sampler: Sampler | None) -> bool:
-    """Return whether a sampler is this package's, and so neither waits for the device nor keeps anything between passes."""
-    return sampler is None or type(sampler).__module__.startswith("setblock.decoding.")
-
-
 def _traits_of(requests: Sequence[RequestParams]) -> PassTraits:
     settings = [each.settings for each in requests]
     return PassTraits(
@@ -263,7 +265,3 @@ def _traits_of(requests: Sequence[RequestParams]) -> PassTraits:
             any(each.min_p for each in settings),
         ),
     )
-
-
-def _power(number: int) -> int:
-    return 1 << (number - 1).bit_length()

@@ -24,7 +24,12 @@ or nearly so: 1.2 times as fast as a prompt of 2,048 tokens at once, whose mask 
 
 def fixed_capacity(needed: int) -> int:
     """Return the positions to allocate for `needed`: few values for many lengths, so that compiled code is used again."""
-    return max(256, 1 << (needed - 1).bit_length())
+    return max(256, next_power_of_two(needed))
+
+
+def next_power_of_two(number: int) -> int:
+    """Return the first power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 class RowSchedule(NamedTuple):

@@ -23,13 +23,9 @@ from setblock.model.attention.paged_attention import (
     paged_arguments,
     paged_attention,
 )
-from setblock.model.protocol.runtime import ModelInput, StaticRunner
+from setblock.model.protocol.runtime import ModelInput, StaticRunner, fixed_capacity
 from setblock.model.runners.forward import logits_at
 from setblock.model.runners.packed_runner import PackedRunner
-
-LEAST_KEYS = 256
-"""The smallest K. Larger ones are powers of two."""
-
 
 NO_PAGE = -1
 """In a page table: positions for which a row has no page."""
@@ -41,7 +37,7 @@ class StaticPasses(StaticRunner):
     def __init__(self, runner: PackedRunner, *, rows: int, positions: int, kind: Kind | None = None) -> None:
         """Make the page table of `rows` rows of up to `positions` positions each. `kind`: as in `paged_attention`."""
         self._runner, self._model = runner, runner.model
-        self._most_keys = max(LEAST_KEYS, 1 << (positions - 1).bit_length())
+        self._most_keys = fixed_capacity(positions)
         pages = -(-self._most_keys // runner.page_tokens)
         self._pages = torch.full((rows, pages), NO_PAGE, device=self._model.device)
         self._placed: dict[int, list[int]] = {}  # what `_pages` says of each row
@@ -55,7 +51,7 @@ class StaticPasses(StaticRunner):
         """Return K, the keys of each row in a pass whose rows end at `positions` at the latest."""
         if not isinstance(self._attention, GatherAttention):  # reads only what a row sees
             return self._most_keys
-        return min(self._most_keys, max(LEAST_KEYS, 1 << (positions - 1).bit_length()))
+        return min(self._most_keys, fixed_capacity(positions))
 
     def place(self, rows: Sequence[int], pages: Sequence[Sequence[int]]) -> None:
         """Write the pages of rows of the table, from the first position on, as far as they have changed."""
