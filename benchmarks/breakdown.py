@@ -24,6 +24,7 @@ from torch import nn
 
 from measuring.operations import Operations
 from measuring.output import at_least_one, begin, finish, parser_of, show
+from measuring.static_batch import static_batch
 from measuring.subjects import SIZES, FixedCount, random_model, random_prompt
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tables import markdown
@@ -31,7 +32,6 @@ from measuring.timing import synchronise
 from setblock.decoding import batch as batches
 from setblock.decoding import samplers
 from setblock.decoding.batch import Batch
-from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.step import update as loop

@@ -28,8 +28,8 @@ import setblock
 from setblock.data.tasks import Example, Task, task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.prompt import encode_prompt
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.engine.generate import generate_batch
 from setblock.evaluation.run import prompts_of
 from setblock.integrations.llama_cpp import LlamaModel, LlamaOptions
 from setblock.integrations.llama_cpp import load as load_gguf

@@ -33,11 +33,11 @@ import torch
 import setblock
 from measuring.hardware import provenance
 from measuring.output import note, show
+from measuring.static_batch import static_batch
 from measuring.tables import markdown
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.prompt import encode_prompt
-from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
 from setblock.engine.offline import limits_for

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from setblock.data.section import DataSection
-from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.errors import SetBlockError
 from setblock.json_lines import PartFile
 from setblock.model.sbd_model import SBDModel

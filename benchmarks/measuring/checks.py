@@ -12,8 +12,8 @@ from torch import Tensor
 import setblock
 import training_step
 from measuring.contenders import ours, transformers
+from measuring.static_batch import static_batch
 from measuring.subjects import SIZES, PassKind, compiled, passes, random_model, random_prompt
-from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import METHODS, DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.training.loss.forward import training_loss

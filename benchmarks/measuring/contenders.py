@@ -13,8 +13,8 @@ from typing import Any
 import gguf
 
 from measuring.plain import transformers_answer
+from measuring.static_batch import static_batch
 from measuring.timing import synchronise
-from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.export.gguf_file import WeightType, model_file
 from setblock.model.protocol.runtime import LanguageModel

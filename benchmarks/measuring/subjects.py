@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache
 
 from measuring.hardware import DEVICE
+from measuring.static_batch import StaticBatch, static_batch
 from setblock.data.tokenizer import train_tokenizer
-from setblock.decoding.generate import static_batch
-from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import BlockView, EntropyBounded, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.inputs import next_schedules, plan_pass, prepare_inputs
@@ -153,7 +152,9 @@ def opened(
 @torch.inference_mode()
 def noisy_cache(sbd: SBDModel, *, batch: int, cached: int, capacity: int) -> SlotCache:
     """Return a cache with noise in its first `cached` positions, the same for every capacity."""
-    cache = SlotCache(layers=sbd.model.config.get_text_config().num_hidden_layers, batch=batch, capacity=capacity)
+    cache = SlotCache(
+        layers=sbd.model.config.get_text_config().num_hidden_layers, batch=batch, capacity=capacity, device=sbd.device
+    )
     first = _noise(sbd, 0, batch=batch, length=1)
     for index, layer in enumerate(cache.layers):
         layer.lazy_initialization(first, first)
@@ -237,11 +238,11 @@ def passes(
     tokens = state.tokens[:, kv_length:fed].masked_fill(in_block, sbd.sbd_config.mask_token_id)
     places = torch.arange(positions.numel(), device=sbd.device).view(batch, -1)[:, -block_size:]
     outputs = places.flatten()
-    wrapped, grouped = sbd.compiled.model if sbd.compiled else None, GroupedAttention(sbd.model)
+    wrapped, grouped = sbd.compiled, GroupedAttention(sbd.model)
 
     @torch.inference_mode()
     def model() -> Tensor:
-        cache.write_to(rows=None, slots=positions, visible=fed)
+        cache.write_to(rows=slice(0, batch), slots=positions, visible=fed)
         logits = logits_at(
             sbd.model,
             outputs,

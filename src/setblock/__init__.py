@@ -20,9 +20,9 @@ from setblock.lazy import lazily
 
 if TYPE_CHECKING:
     from setblock.decoding.answer.generation import Generation
-    from setblock.decoding.generate import StreamChunk, generate, generate_batch, stream
     from setblock.decoding.samplers import EntropyBounded
     from setblock.decoding.settings.table import DecodingSettings
+    from setblock.engine.generate import StreamChunk, generate, generate_batch, stream
     from setblock.errors import SetBlockError
     from setblock.evaluation.tracing import trace
     from setblock.model.loading.loading import load
@@ -46,7 +46,7 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "decoding.answer.generation": "Generation",
-        "decoding.generate": "StreamChunk generate generate_batch stream",
+        "engine.generate": "StreamChunk generate generate_batch stream",
         "decoding.samplers": "EntropyBounded",
         "decoding.settings.table": "DecodingSettings",
         "errors": "SetBlockError",

@@ -20,8 +20,8 @@ from setblock.data.texts.records import records_of
 from setblock.data.texts.shapes import shaped, values_of
 from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.answer.tool_calls import AnswerReader
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError, prefixed
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.json_lines import PartFile, read_json

@@ -7,10 +7,10 @@ import pytest
 
 from evaluation.sweeps import point, row, sweep_of
 from setblock import load
-from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.resolve import calibration_for, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.errors import ParameterError
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.evaluation.tracing import trace

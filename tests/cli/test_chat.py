@@ -8,8 +8,8 @@ import pytest
 
 from setblock.cli.answering.chat import _typed_lines
 from setblock.cli.answering.generate import CONTROLS
-from setblock.decoding.generate import generate, stream
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate, stream
 from setblock.model.loading.loading import load
 
 SHORT = ("--max-new-tokens", 8)

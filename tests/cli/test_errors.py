@@ -10,7 +10,7 @@ from transformers import MambaConfig, MambaForCausalLM, T5Config
 
 from setblock.cli.app import app
 from setblock.decoding.answer.generation import Failure
-from setblock.decoding.generate import generate_batch
+from setblock.engine.generate import generate_batch
 
 
 def _refused(outcome, *parts, code=1):

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from setblock.cli import messages as messages_module
-from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.model.loading.loading import load
 
 CHAT = [{"role": "system", "content": "Count."}, {"role": "user", "content": "Tom has 5 pens."}]

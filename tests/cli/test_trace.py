@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.evaluation.tracing import trace
 from setblock.model.loading.loading import load
 

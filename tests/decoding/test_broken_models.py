@@ -11,13 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import Remembering, answers
 from families import MODES, tiny_sbd
-from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate, generate_batch, stream
 from setblock.errors import SetBlockError
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.protocol.runtime import ModelInput
-from setblock.model.runners.forward import PaddedRunner
 from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
@@ -37,7 +36,7 @@ def spoiled(sbd: SBDModel, token_id: int) -> SBDModel:
     would be, since 0 times it is not a number either."""
     model_runner = sbd.runner
 
-    def runner(**sizes: int) -> PaddedRunner:
+    def runner(**sizes: Any) -> Any:
         made = model_runner(**sizes)
         model_logits = made.logits
 

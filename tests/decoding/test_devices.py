@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 import setblock
 from families import tiny_sbd
+from measuring.static_batch import static_batch
 from measuring.synchronisations import as_on_an_accelerator
 from setblock import devices
-from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.devices import HostCopy, packed
 from setblock.errors import SetBlockError

@@ -13,11 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import ORDERS, InOrder, answers
 from families import MODES, tiny_sbd
+from measuring.static_batch import StaticBatch, static_batch
 from naive import full_logits, naive_decode
-from setblock.decoding.generate import static_batch, stream
-from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import stream
 from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")

@@ -9,8 +9,8 @@ from transformers import DynamicCache, PreTrainedTokenizerBase
 import answers
 from families import CONTEXT, FAMILIES, MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
+from measuring.static_batch import StaticBatch
 from naive import full_logits, naive_decode
-from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel

@@ -15,14 +15,15 @@ from transformers import PreTrainedTokenizerBase
 import setblock
 from answers import decoded
 from families import CONTEXT, MODES, tiny_model, tiny_sbd
+from measuring.static_batch import static_batch
 from measuring.synchronisations import as_on_an_accelerator
 from running import Log
 from setblock.decoding.answer.generation import PassCounts
-from setblock.decoding.generate import generate, generate_batch, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.state.state import BatchState
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate, generate_batch, stream
 from setblock.engine.request import Request
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.evaluation.result import outcomes_of

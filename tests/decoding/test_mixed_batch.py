@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from answers import answers, assert_same, drawn_settings
 from conftest import TEXTS
 from families import tiny_sbd
-from setblock.decoding.generate import generate_batch
+from setblock.engine.generate import generate_batch
 from setblock.model.sbd_model import SBDModel
 
 

@@ -10,9 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_sbd
-from setblock.decoding.generate import generate, generate_batch, static_batch
+from measuring.static_batch import static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate, generate_batch
 from setblock.errors import ParameterError
 
 SOME = EntropyBounded(4.0)

@@ -21,8 +21,8 @@ from transformers import (
 from answers import answers, decoded
 from families import MODES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
+from measuring.static_batch import static_batch
 from naive import columns_of
-from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import open_state

@@ -11,12 +11,13 @@ from answers import decoded, drawn_settings
 from decoding.ahead import assert_ahead_is_the_same
 from families import MODES, tiny_sbd
 from measuring.operations import Operations
+from measuring.static_batch import StaticBatch, static_batch
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
-from setblock.decoding.generate import static_batch
-from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, Method
 from setblock.decoding.step.inputs import schedules_ahead
+from setblock.engine.generate import together
+from setblock.model.runners.forward import PaddedRunner
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 
@@ -39,29 +40,26 @@ def test_a_pass_is_few_operations_and_waits_for_nothing(
 ) -> None:
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     sbd.end_of_text_ids = ()
-    with as_on_an_accelerator():
-        batch = static_batch(sbd, prompts[:rows], [SETTINGS[name]] * rows)
-        with Operations(sbd.model) as operations, Synchronisations() as waits:
-            batch.run()
-    passes = operations.passes
-    counted = max(batch.state.counts(row).total for row in range(rows))
+    requests = [(prompt, SETTINGS[name]) for prompt in prompts[:rows]]
+    with as_on_an_accelerator(), Operations(sbd.model) as operations, Synchronisations() as waits:
+        answers = [each.generation for progress in together(sbd, requests) for each in progress if each.generation]
+    passes, counted = operations.passes, max(each.passes.total for each in answers)
     assert 0 <= passes - counted <= (0 if name == "ntp" else 1)  # one was fed before the end was known
     assert operations.total / passes <= MOST[name], operations.counts
     assert waits.total / passes <= 0.2, waits.counts
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_stream_waits_once_a_pass(name: str, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]) -> None:
+def test_a_batch_waits_once_a_pass_where_it_does_not_run_ahead(
+    name: str, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PaddedRunner, "runs_ahead", False)
     sbd = tiny_sbd("llama", tokenizer, mode="shifted")
     sbd.end_of_text_ids = ()
-    with as_on_an_accelerator():
-        batch = static_batch(sbd, prompts[:1], [SETTINGS[name]])
-        passes = 0
-        with Synchronisations() as waits:
-            for step in batch.steps():
-                batch.new_texts(batch.outputs(step))
-                passes += 1
-    assert waits.total == passes + 1 > 5, waits.counts  # and once at the end
+    with as_on_an_accelerator(), Synchronisations() as waits:
+        passes = sum(1 for _ in together(sbd, [(prompts[0], SETTINGS[name])]))
+    assert passes > 5
+    assert waits.total <= passes + 10, waits.counts  # and some more when it joins, and at the end
 
 
 @pytest.mark.in_turn

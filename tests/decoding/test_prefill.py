@@ -2,7 +2,6 @@
 
 import math
 import random
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -12,9 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from measuring.synchronisations import as_on_an_accelerator
-from setblock.decoding.generate import static_batch
-from setblock.decoding.loop import StaticBatch
+from measuring.static_batch import StaticBatch, static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings, Method, RequestParams
 from setblock.decoding.step.inputs import prompts_in_parts
@@ -40,21 +37,19 @@ def decoded(batch: StaticBatch) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.in_turn
-@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 40])
 @pytest.mark.parametrize("method", ["ntp", "exact", "sbd"])
 def test_the_answer_does_not_depend_on_the_parts(
-    method: Method, chunk: int, runs_ahead: bool, tokenizer: PreTrainedTokenizerBase
+    method: Method, chunk: int, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64)
     sbd.end_of_text_ids = (0, 40, 41)
     prompts = [[2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate(LENGTHS)]
     whole = DecodingSettings(method=method, sampler=EntropyBounded(4.0), block_size=5, max_new_tokens=24)
     parts = replace(whole, prefill_chunk=chunk)
-    with as_on_an_accelerator() if runs_ahead else nullcontext():
-        expected, found = (static_batch(sbd, prompts, [each] * len(prompts)) for each in (whole, parts))
-        expected.run()
-        of_prompts, later = decoded(found)
+    expected, found = (static_batch(sbd, prompts, [each] * len(prompts)) for each in (whole, parts))
+    expected.run()
+    of_prompts, later = decoded(found)
     assert max(of_prompts) <= max(chunk, 10)  # two blocks may be beside the last parts
     assert max(later) <= 10
     for row, length in enumerate(LENGTHS):
@@ -126,23 +121,3 @@ def test_a_batch_pads_no_short_prompt_to_a_long_one(tokenizer: PreTrainedTokeniz
         alone.run()
         assert batch.generation(row).token_ids == alone.generation(0).token_ids
         assert batch.generation(row).passes.prefill == 1
-
-
-def test_a_batch_that_runs_ahead_feeds_whole_blocks_behind_prompts_in_several_passes(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """It chooses no lengths of drafts, so the first pass behind the prompts must not, either."""
-    sbd = tiny_sbd("llama", tokenizer, mode="shifted", dtype=torch.float64, max_position_embeddings=512)
-    sbd.end_of_text_ids = ()
-    prompts = [[2 + (7 * row + 3 * place) % 60 for place in range(length)] for row, length in enumerate((9, 300))]
-    settings = DecodingSettings(block_size=4, max_new_tokens=24)
-
-    def passes(settings: DecodingSettings) -> list[int]:
-        with as_on_an_accelerator():
-            batch = static_batch(sbd, prompts, [settings] * 2)
-            assert batch._can_run_ahead
-            batch.run()
-        assert all(int(each) == settings.block_size for each in batch.state.block.fed_size)
-        return [batch.generation(row).passes.decoding for row in range(2)]
-
-    assert passes(settings) == passes(replace(settings, drafts="fixed"))

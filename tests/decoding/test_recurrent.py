@@ -16,10 +16,10 @@ from measuring.plain import transformers_answer
 from naive import full_logits, naive_decode
 from running import Log, alone
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
-from setblock.decoding.generate import generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate_batch, stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import indexed

@@ -17,16 +17,17 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, assert_same
 from families import MODES, tiny_sbd
+from measuring.static_batch import static_batch
 from naive import naive_decode, naive_exact
 from running import Log
-from setblock.decoding.generate import generate, generate_batch, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded, FixedCount, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate, generate_batch, stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.runtime import LanguageModel, ModelInput, PagedRunner
+from setblock.model.protocol.runtime import LanguageModel, ModelInput, Runner
 from setblock.model.protocol.sbd_config import SBDModelConfig
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
@@ -44,6 +45,7 @@ class NaiveModel:
     end_of_text_ids: Sequence[int] = (0,)
     draft_text: DraftText | None = None
     context_length: int | None = 120
+    static_kind: None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
 
@@ -64,19 +66,13 @@ class NaiveModel:
         attended = scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ (inputs @ self.value)
         return (inputs + attended).tanh() @ self.head
 
-    def runner(self, *, rows: int, capacity: int) -> "NaiveRunner":
-        pages = [[row] for row in range(rows)]
-        made = NaiveRunner(self, slots=rows * capacity, page_tokens=capacity, pages=pages)
-        self.runners.append(made)
-        return made
-
-    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> "NaiveRunner":
+    def runner(self, *, pages: int, page_tokens: int, rows: int, whole_rows: bool = False) -> "NaiveRunner":
         made = NaiveRunner(self, slots=pages * page_tokens, page_tokens=page_tokens, pages=[])
         self.runners.append(made)
         return made
 
 
-class NaiveRunner(PagedRunner):
+class NaiveRunner(Runner):
     """Keeps the tokens of each position in a slot, and computes everything anew from them in each pass."""
 
     def __init__(self, model: NaiveModel, *, slots: int, page_tokens: int, pages: Sequence[Sequence[int]]) -> None:

@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from families import save_with_random_adapter, tiny_sbd
 from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.prompt import encode_prompt
-from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate, generate_batch, stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.offline import answered
 from setblock.engine.request import Request

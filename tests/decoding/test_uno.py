@@ -14,10 +14,10 @@ from families import save_with_random_adapter, tiny_sbd
 from naive import full_logits, naive_decode, naive_exact
 from running import check_that_rows_come_and_go_as_alone
 from setblock.data.packing import Document, RowDataset, as_batch, pack
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.choice import random_tokens
+from setblock.engine.generate import generate_batch
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.masks import CLEAN
@@ -232,5 +232,5 @@ def one_pass(model: SBDModel, tokens: Tensor, start: int) -> Tensor:
         wanted=torch.ones_like(outputs).bool(),
         targets=outputs + 1,
     )
-    logits: Tensor = model.runner(rows=1, capacity=length + 1).logits(inputs)
+    logits: Tensor = model.runner(pages=1, page_tokens=length + 1, rows=1, whole_rows=True).logits(inputs)
     return logits.view(outputs.shape[1], -1)

@@ -30,7 +30,7 @@ from setblock.engine.captured import CapturedPasses, PassSize
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
-from setblock.errors import SetBlockError, SetBlockWarning
+from setblock.errors import SetBlockWarning
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel
 
@@ -258,11 +258,6 @@ def test_a_tape_replays_with_new_values() -> None:
     assert found.tolist() == [21, 31]
 
 
-def test_graphs_need_a_gpu(sbd: SBDModel) -> None:
-    with pytest.raises(SetBlockError, match="cuda_graphs needs a model on a CUDA device: this one is on cpu"):
-        Engine(sbd, EngineLimits(cuda_graphs=True))
-
-
 def test_only_own_samplers_are_captured() -> None:
     assert is_own(FixedCount(2))
     assert is_own(None)
@@ -296,7 +291,7 @@ def test_a_pass_makes_all_on_the_device_of_its_model(
     checked = check_rows(sbd, prompts[:2], [KINDS[name]] * 2)
     sbd.model.to("meta")
     table = StateTable(2, sbd_config=sbd.sbd_config, device=sbd.device)
-    runner = sbd.paged_runner(pages=64, page_tokens=16, rows=2)
+    runner = sbd.runner(pages=64, page_tokens=16, rows=2)
     captured = CapturedPasses(
         table,
         sbd.static_passes(runner, rows=3, positions=512),

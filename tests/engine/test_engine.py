@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
 from running import Log, alone, assert_as_alone
-from setblock.decoding.generate import stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
+from setblock.engine.generate import stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import QueueFull, Request
 from setblock.errors import ParameterError, SetBlockError

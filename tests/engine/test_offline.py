@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import pytest
-
 from running import alone
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
@@ -11,7 +9,6 @@ from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.offline import answered
 from setblock.engine.request import Request
-from setblock.errors import SetBlockError
 from setblock.model.sbd_model import SBDModel
 
 
@@ -32,9 +29,3 @@ def test_answers_all_and_takes_no_more_than_it_needs(sbd: SBDModel, texts: list[
     assert done.keys() == {str(n) for n in range(20)}
     for request in requests():
         assert done[request.id].token_ids == alone(sbd, request).token_ids
-
-
-def test_a_compiled_model_is_refused(sbd: SBDModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sbd, "compiled", object())
-    with pytest.raises(SetBlockError, match="leave out --compile"):
-        Engine(sbd)

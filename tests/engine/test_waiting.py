@@ -12,10 +12,10 @@ from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from running import alone
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.constraints.constraint import TokenConstraint
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate_batch
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.errors import SetBlockError

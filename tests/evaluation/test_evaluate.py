@@ -8,9 +8,9 @@ from families import tiny_sbd
 from setblock.data.tasks import TASKS, Example, Task, Verdict
 from setblock.data.tasks.word_problems import answer_in, word_problems
 from setblock.decoding.answer.prompt import encode_prompt
-from setblock.decoding.generate import generate
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.errors import SetBlockError
 from setblock.evaluation.result import nfe_speedup
 from setblock.evaluation.run import compare, evaluate

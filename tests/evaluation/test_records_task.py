@@ -5,8 +5,8 @@ import json
 import pytest
 
 from setblock.data.tasks import Verdict
-from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.errors import SetBlockError
 from setblock.evaluation.records import JUDGES, task_of_records
 from setblock.evaluation.run import evaluate

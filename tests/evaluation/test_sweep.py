@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from evaluation.sweeps import point, row, sweep_of
 from families import tiny_sbd
 from setblock.data.tasks import Example, Task, Verdict
-from setblock.decoding.generate import generate
 from setblock.decoding.settings.resolve import NTP, at_point
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.errors import ParameterError, SetBlockError
 from setblock.evaluation.result import differing, pareto_front
 from setblock.evaluation.run import evaluate, sweep

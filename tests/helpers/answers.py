@@ -10,9 +10,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
+from measuring.static_batch import StaticBatch, static_batch
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.generate import static_batch
-from setblock.decoding.loop import StaticBatch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Sampler, Selection
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.protocol.runtime import LanguageModel

@@ -17,9 +17,9 @@ from lm_eval.api.registry import get_model
 
 from families import tiny_sbd
 from harness_tasks import write_tasks
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded, Factor, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.errors import ParameterError, SetBlockError, SetBlockWarning
 from setblock.integrations.lm_eval.__main__ import main as command
 from setblock.integrations.lm_eval.arguments import request_settings, settings_from

@@ -13,10 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from conftest import TEXTS
 from families import tiny_sbd
 from setblock.decoding.drafts.draft_length import PassTimes
-from setblock.decoding.generate import generate, generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
+from setblock.engine.generate import generate, generate_batch
 from setblock.errors import SetBlockError, SetBlockWarning
 from setblock.evaluation.sweeps.fingerprint import model_fingerprint
 from setblock.model.weights import _WEIGHTS, PrepackedLinear, is_supported

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from conftest import TEXTS
 from families import tiny_sbd
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError, install_command
 from setblock.model.loading.loading import load
 from setblock.model.weights import quantize

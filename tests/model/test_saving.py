@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from answers import decoded
 from families import FAMILIES, tiny_model, tiny_sbd
 from measuring.plain import transformers_answer
-from setblock.decoding.generate import generate
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate
 from setblock.errors import SetBlockError
 from setblock.model.loading.loading import NotTrainedForBlocks, load
 from setblock.model.sbd_model import SBDModel

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from families import tiny_model
 from naive import full_logits, naive_decode
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError
 from setblock.masks import CLEAN
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, Gate

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn.functional import pad
 
+from measuring.static_batch import static_batch
 from naive import full_logits
-from setblock.decoding.generate import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock_vllm.parameters import width_of

@@ -15,7 +15,6 @@ from setblock import devices
 from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
 from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
-from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.drafts.shorten import (
     RowHistory,
     checks_draft,
@@ -36,7 +35,7 @@ from setblock.decoding.step.inputs import (
 from setblock.decoding.step.update import StepOutput, update
 from setblock.devices import HostCopy, packed
 from setblock.locks import lock_of, one_at_a_time
-from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, identity, pass_kind
+from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, pass_kind
 
 
 class ChosenLengths(NamedTuple):
@@ -117,16 +116,6 @@ class Batch:
         return select
 
     @torch.inference_mode()
-    def padded_to(self, size: int) -> "Batch":
-        """Return these rows followed by finished ones, `size` in all, so that a compiled model sees few batch sizes."""
-        rest = Batch.joined([self], [0] * (size - self.state.batch))
-        rest.policy.constraints = BatchConstraints([RowConstraints(()) for _ in rest.texts])
-        rest.texts = [AnswerText(self.model.tokenizer) for _ in rest.texts]
-        for row in range(rest.state.batch):
-            rest.state.finish(row)
-        return Batch.joined([self, rest])
-
-    @torch.inference_mode()
     def whole_schedules(self, runner: Runner) -> list[RowSchedule]:
         """Return what the next pass feeds each row with the drafts that the state holds."""
         if self.next_schedules is None:
@@ -178,7 +167,7 @@ class Batch:
     def _step(self, runner: Runner, schedules: Sequence[RowSchedule], *, is_ahead: bool) -> StepOutput:
         whole_blocks = bool(self.policy.constraints.constrained)
         plan = plan_pass(self.state, schedules, runner, is_ahead=is_ahead, whole_blocks=whole_blocks)
-        compiled, device = runner.compiled if plan.is_static else identity, self.state.tokens.device
+        device = self.state.tokens.device
         has_prompts = any(
             scheduled.is_prefill for scheduled in schedules
         )  # their tokens need other attention, and no outputs
@@ -188,9 +177,9 @@ class Batch:
         if is_timed:
             size = _size(plan, schedules, runner)
             lengths.clock.start(device)
-        inputs = compiled(prepare_inputs)(self.state, plan)
+        inputs = prepare_inputs(self.state, plan)
         logits, self.next_schedules, self.chosen = runner.logits(inputs), None, None
-        step = update(self.state, inputs, logits, self.policy, compiled=compiled)
+        step = update(self.state, inputs, logits, self.policy)
         if is_timed:
             for (rows, tokens), seconds in lengths.clock.stop(device, size):
                 lengths.times(pass_kind(runner), rows).update(tokens, seconds)
@@ -285,8 +274,6 @@ class Batch:
 def _size(plan: PassPlan, schedules: Sequence[RowSchedule], runner: Runner) -> tuple[int, int]:
     """Return how many rows take part in a pass without prompts, and how many tokens it computes."""
     fed = [each.tokens + runner.refed(row, each.start) for row, each in enumerate(schedules) if each.tokens]
-    if plan.is_static:
-        return len(fed), runner.computed(len(plan.rows) * plan.queries)
     if runner.pads:
         return len(fed), runner.computed(len(plan.rows) * max(fed))
     return len(fed), runner.computed(sum(fed))

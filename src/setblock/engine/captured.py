@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from setblock.decoding.step.update import update
 from setblock.devices import HostCopy, Packed, packed, sent
 from setblock.errors import SetBlockError, warn
 from setblock.model.protocol.runtime import (
-    PassLayout,
     PassPlan,
     RowSchedule,
     StaticRunner,
@@ -36,17 +35,30 @@ from setblock.model.protocol.runtime import (
     next_power_of_two,
 )
 
-Result = TypeVar("Result")
-
 
 class Recorder(Protocol):
     """Records the operations of a function on the device, at fixed addresses. A CUDA graph is one."""
 
-    def capture(self, run: Callable[[], Result]) -> Result:
+    def capture(self, run: Callable[[], Packed]) -> Packed:
         """Call `run` and record what it does. Return its result, whose tensors each replay fills anew."""
 
     def replay(self) -> None:
         """Do what was recorded."""
+
+
+class Eager:
+    """No recorder: each replay runs the pass again, one operation after the other. It is for compiled models, of which only
+    the model itself is one launch."""
+
+    def capture(self, run: Callable[[], Packed]) -> Packed:
+        """See `Recorder`."""
+        self._run, self._result = run, run()
+        return self._result
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """See `Recorder`."""
+        self._result.values.copy_(self._run().values)
 
 
 class CudaGraph:
@@ -54,7 +66,7 @@ class CudaGraph:
 
     _pool: Any = None
 
-    def capture(self, run: Callable[[], Result]) -> Result:
+    def capture(self, run: Callable[[], Packed]) -> Packed:
         """See `Recorder`."""
         if CudaGraph._pool is None:
             CudaGraph._pool = torch.cuda.graph_pool_handle()
@@ -239,7 +251,6 @@ class CapturedPasses:
             checked=min(size.queries, params.block_width) - 1 if params.has_exact else 0,
             visible=size.keys,
             causal_block=params.sbd_config is not None and params.sbd_config.causal_block,
-            layout=PassLayout.STATIC,
         )
         inputs = prepare_inputs(state, plan)
         logits = self._passes.logits(inputs, rows=rows)

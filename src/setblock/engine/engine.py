@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 import torch
 
-from setblock.decoding.answer.row_output import RowOutput, row_outputs
+from setblock import devices
+from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
 from setblock.decoding.batch import Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
-from setblock.decoding.loop import FREE_TOKENS
 from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.table import StateTable
-from setblock.decoding.step.inputs import schedules_ahead
-from setblock.devices import HostCopy
-from setblock.engine.captured import CapturedPasses, CudaGraph, Recorder
+from setblock.decoding.step.inputs import prompts_in_parts, schedules_ahead
+from setblock.decoding.step.update import StepOutput
+from setblock.devices import HostCopy, packed, sent
+from setblock.engine.captured import CapturedPasses, CudaGraph, Eager, Recorder
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
@@ -42,16 +43,29 @@ class Engine:
         model: LanguageModel,
         limits: EngineLimits | None = None,
         *,
+        whole_rows: bool = False,
         recorder: Callable[[], Recorder] | None = None,
+        on_step: Callable[[StepOutput], None] | None = None,
     ) -> None:
-        """Make an idle engine, or raise `SetBlockError` if the model has no runner for rows that come and go. With a
-        `recorder`, passes of few sizes are captured by it and replayed; by default that is `CudaGraph` if the limits say
-        so."""
+        """Make an idle engine.
+
+        Args:
+            model: if it is compiled or captured, passes have few sizes.
+            limits: of memory and work.
+            whole_rows: each request has one page. It must fit, and its keys and values are read without a copy.
+            recorder: records passes of few sizes and replays them, by default as the model says.
+            on_step: called after each pass that is not one of few sizes, with its tensors. They are of all rows that run.
+
+        Raises:
+            SetBlockError: the model has no runner for these limits.
+        """
         self.limits = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
-        self._model = model
+        self._model, self._whole_rows = model, whole_rows
         self._pool = PagePool(pages, page_tokens=page_tokens)
-        self._runner = model.paged_runner(pages=pages, page_tokens=page_tokens, rows=self.limits.max_num_seqs)
+        self._runner = model.runner(
+            pages=pages, page_tokens=page_tokens, rows=self.limits.max_num_seqs, whole_rows=whole_rows
+        )
         self._sequences: dict[str, EngineSequence] = {}  # all that are not finished
         self._waiting: deque[EngineSequence] = deque()
         self._running: list[EngineSequence] = []
@@ -64,15 +78,14 @@ class Engine:
         # Whether passes have changed the state in one of the two places since it was written to the other
         self._batch_is_newer = self._table_is_newer = False
         self.captured: CapturedPasses | None = None
-        if recorder is None and self.limits.cuda_graphs:
-            if model.device.type != "cuda":
-                raise SetBlockError(f"cuda_graphs needs a model on a CUDA device: this one is on {model.device}")
-            recorder = CudaGraph
+        self._on_step = on_step
+        if recorder is None and model.static_kind is not None:
+            recorder = CudaGraph if model.static_kind == "captured" else Eager
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=self._table.vacant + 1, positions=positions)
             self.captured = CapturedPasses(self._table, passes, vocab_size=model.vocab_size, recorder=recorder)
-        self._in_flight: _LaunchedPass | None = None  # a captured pass whose outputs were not read yet
+        self._in_flight: _LaunchedPass | None = None  # a pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
         self._counts = Counter[str]()  # of the figures that count what was done
@@ -87,7 +100,7 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
         checked, prompt_end = check_rows(self._model, [request.prompt], [request.settings]), len(request.prompt)
-        needed, total = checked.params[0].limit, self._pool.total * self._pool.page_tokens
+        needed, total = checked.params[0].limit, (1 if self._whole_rows else self._pool.total) * self._pool.page_tokens
         if needed > total:
             raise SetBlockError(
                 f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
@@ -109,19 +122,17 @@ class Engine:
         """Run one forward pass. Return its result for each request that it fed, and for cancelled requests; nothing if the
         engine is idle. After an exception the engine can't be used any more.
 
-        A captured pass is launched before the one before it is read, if nobody could join: the device then never waits for
-        the host."""
+        A pass is launched before the one before it is read, if nobody could join: the device then never waits for the host. On
+        a CPU this gains nothing, and is done for captured passes only."""
         progress = []
         if self._in_flight is None:
             progress += self._drop_cancelled()
             self._admit()
             if not (schedules := self._plan()):
                 return progress
-            self._in_flight = self._launch_captured(schedules)
-            if self._in_flight is None:
-                return progress + self._pass(schedules)
+            self._in_flight = self._launch_captured(schedules) or self._launch_eagerly(schedules)
         launched, self._in_flight = self._in_flight, self._launch_ahead(self._in_flight)
-        progress += self._read_captured(launched)
+        progress += self._read(launched)
         if not self._running:
             self._in_flight = None  # nobody is left whom it could have fed anything
         return progress if self._in_flight else progress + self._drop_cancelled()
@@ -261,11 +272,22 @@ class Engine:
             whole = (
                 batch.choose_lengths(self._runner, is_static=is_static).schedules if is_static else self._schedules()
             )
-            served = [sequence.served for sequence in self._running]
-            schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
+            schedules = self._scheduled(whole)
+            assert any(each.tokens for each in schedules), "decoding stops before an answer ends"
             if self._give_pages(schedules):
                 return schedules
         return []
+
+    def _scheduled(self, whole: Sequence[RowSchedule]) -> list[RowSchedule]:
+        """Return what of `whole` the next pass feeds."""
+        requests = self._batch.state.params.rows
+        if not self._runner.prompts_apart:
+            chunks = [each.settings.prefill_chunk for each in requests]
+            served = [sequence.served for sequence in self._running]
+            return schedule(whole, self.limits.max_num_batched_tokens, served=served, chunks=chunks)
+        if any(each.is_prefill for each in whole):
+            return prompts_in_parts(whole, requests, free_tokens=draft_lengths_of(self._model).free_tokens)
+        return list(whole)
 
     @property
     def _is_static(self) -> bool:
@@ -313,17 +335,23 @@ class Engine:
 
     # The pass
 
-    def _pass(self, schedules: Sequence[RowSchedule]) -> list[Progress]:
-        """Run a pass, and return its results."""
-        batch = self._batch
+    def _launch_eagerly(self, schedules: Sequence[RowSchedule]) -> "_LaunchedPass":
+        """Launch a pass over all that run, one operation after the other."""
         self._load()
-        if (chosen := batch.chosen) is not None and chosen.requested is not None:
+        if (chosen := self._batch.chosen) is not None and chosen.requested is not None:
             self._schedules()
+        return self._launch_batch(schedules)
+
+    def _launch_batch(self, schedules: Sequence[RowSchedule], *, is_ahead: bool = False) -> "_LaunchedPass":
         self._place()
-        step = batch.step(self._runner, schedules)
+        batch = self._batch
+        step = batch.step(self._runner, schedules, is_ahead=is_ahead)
+        if self._on_step is not None:
+            self._on_step(step)
         self._counts["passes"] += 1
         self._batch_is_newer = True
-        return self._progress(schedules, batch.outputs(step))
+        copy = HostCopy(packed(*output_tables(batch.state, step)))
+        return _LaunchedPass(list(self._running), schedules, copy, is_captured=False)
 
     def _launch_captured(self, schedules: Sequence[RowSchedule]) -> "_LaunchedPass | None":
         """Launch a pass over the scheduled requests as a captured one; return None if it is not captured."""
@@ -346,6 +374,10 @@ class Engine:
         is_free = sum(2 * each.block_size for each in requests) <= FREE_TOKENS
         if may_join or self._cancelled or not is_free or batch.policy.constraints.listening:
             return None
+        if not launched.is_captured and not (self._runner.runs_ahead and devices.waits(self._model.device)):
+            return None
+        if any(scheduled.is_cut for scheduled in launched.schedules):  # a part of a prompt
+            return None
         fed = dict(zip(launched.sequences, launched.schedules, strict=True))
         if any(sequence not in fed for sequence in running):
             return None
@@ -358,6 +390,11 @@ class Engine:
         for row, count in zip(rows, missing, strict=True):
             running[row].pages += self._pool.take(count)
         fed_sizes = [requests[row].block_size if requests[row].adapts_drafts else -1 for row in rows]
+        if not launched.is_captured:
+            if batch.state.params.adapts_drafts:
+                sizes = [each.block_size if each.adapts_drafts else -1 for each in requests]
+                batch.state.shorten_drafts(sent([[-1] * len(sizes), sizes], batch.state.tokens.device))
+            return self._launch_batch(bounds, is_ahead=True)
         return self._launch(rows, [bounds[row] for row in rows], [[-1] * len(rows), fed_sizes])
 
     def _launch(
@@ -377,10 +414,10 @@ class Engine:
             return None
         self._counts["passes"] += 1
         self._table_is_newer = True
-        return _LaunchedPass(sequences, schedules, copy)
+        return _LaunchedPass(sequences, schedules, copy, is_captured=True)
 
-    def _read_captured(self, launched: "_LaunchedPass") -> list[Progress]:
-        """Read the outputs of a captured pass, and return its results."""
+    def _read(self, launched: "_LaunchedPass") -> list[Progress]:
+        """Read the outputs of a pass, and return its results."""
         ahead, of_sequence = self._in_flight, dict(zip(launched.sequences, row_outputs(launched.copy), strict=False))
         fed = dict(zip(launched.sequences, launched.schedules, strict=True))
         if ahead is not None:  # what it feeds is known now
@@ -448,15 +485,21 @@ class Engine:
 def _with_block(scheduled: RowSchedule, params: RequestParams) -> RowSchedule:
     """Return a schedule that feeds a whole block, too, if it feeds anything and the row has blocks: a copied draft may be as
     long as one that came from a block."""
-    if not scheduled.tokens or params.settings.method == "ntp":
+    if not scheduled.tokens or scheduled.is_prefill or params.settings.method == "ntp":
         return scheduled
     return scheduled._replace(end=max(scheduled.end, min(scheduled.block_start + params.block_size, params.limit)))
 
 
 @dataclass
 class _LaunchedPass:
-    """A captured pass that was launched, and whose outputs were not read yet."""
+    """A pass that was launched, and whose outputs were not read yet."""
 
     sequences: Sequence[EngineSequence]
     schedules: Sequence[RowSchedule]  # what it feeds each of them; upper bounds until the pass before it was read
     copy: HostCopy
+    is_captured: bool
+
+
+FREE_TOKENS = 256
+"""Tokens that a GPU computes in the time that it takes to read the weights: about its operations per second divided by
+its bytes per second, in half precision."""

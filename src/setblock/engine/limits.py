@@ -15,8 +15,6 @@ class EngineLimits:
         max_num_batched_tokens: Maximum number of tokens in one forward pass. A single larger block is fed nevertheless.
         max_waiting: Maximum number of requests that wait. Further requests are refused, by the server with status 429.
         page_tokens: Number of tokens in a page, the unit in which requests allocate and share the cache.
-        cuda_graphs: Capture passes of few sizes as CUDA graphs, and launch each with one call. Off by default, since it was
-            tried on a CPU only, with a recorder in place of the graphs. Needs a CUDA device.
     """
 
     max_num_seqs: int = 32
@@ -24,10 +22,9 @@ class EngineLimits:
     max_num_batched_tokens: int = 1024
     max_waiting: int = 1024
     page_tokens: int = 16
-    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least(1, **{name: each for name, each in vars(self).items() if name != "cuda_graphs"})
+        check_at_least(1, **vars(self))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from setblock.model.protocol.runtime import RowSchedule
 
 
-def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[int]) -> list[RowSchedule]:
+def schedule(
+    schedules: Sequence[RowSchedule],
+    budget: int,
+    *,
+    served: Sequence[int],
+    chunks: Sequence[int | None] | None = None,
+) -> list[RowSchedule]:
     """Return the schedule of each request, empty where it has to wait. At least one request is fed. All together are fed at
     most `budget` tokens, unless a single block is larger than its share.
 
@@ -18,6 +24,7 @@ def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[
         schedules: what a pass without a budget would feed each request.
         budget: the most tokens of the pass.
         served: the number of the pass that last fed each request.
+        chunks: the most tokens of each request's prompt in a pass, where it sets a number.
     """
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
@@ -36,7 +43,7 @@ def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[
     left = max(budget - used, for_prompts, 1)
     prompts = sorted(prompts[:left], key=lambda index: schedules[index].tokens)
     for place, index in enumerate(prompts):
-        given = min(schedules[index].tokens, left // (len(prompts) - place))
+        given = min(schedules[index].tokens, left // (len(prompts) - place), (chunks and chunks[index]) or budget)
         ends[index] = schedules[index].start + given
         left -= given
     return [

@@ -16,9 +16,9 @@ from typing import Any, TypedDict, Unpack
 from setblock.data.tasks import Example, Task
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.prompt import Prompt
-from setblock.decoding.generate import generate, generate_batch, stream
 from setblock.decoding.settings.resolve import NTP, at_point, with_calibration
 from setblock.decoding.settings.table import POINT, DecodingSettings
+from setblock.engine.generate import generate, generate_batch, stream
 from setblock.errors import ParameterError, SetBlockError, check_at_least
 from setblock.evaluation.judging import check_judge, verdicts_on
 from setblock.evaluation.operating_point import point_of

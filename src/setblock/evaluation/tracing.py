@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from setblock.decoding.answer.generation import Reveal
 from setblock.decoding.answer.prompt import Prompt, encode_prompt
-from setblock.decoding.generate import loaded, stream
 from setblock.decoding.settings.resolve import requested_settings, with_calibration
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import loaded, stream
 from setblock.evaluation.operating_point import point_of
 from setblock.model.protocol.runtime import LanguageModel
 

@@ -7,9 +7,8 @@ or refused, also those that a future release adds.
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from setblock import devices
-from setblock.decoding.generate import static_batch
-from setblock.decoding.loop import StaticBatch
 from setblock.decoding.settings.resolve import requested_settings
 from setblock.decoding.settings.table import RENAMED, DecodingSettings, available
+from setblock.engine.generate import together
 from setblock.errors import ParameterError, SetBlockError
 from setblock.model.loading.loading import refuse_unsupported
 from setblock.model.probe.probe import plan_attention
@@ -111,24 +109,28 @@ def sbd_generate(
     sbd = _sbd_model(model, tokenizer, ends=end_of_text_ids(generation_config))
     rows = zip(input_ids, attention_mask.bool().to(input_ids.device), strict=True)
     prompts = [row[is_real].tolist() for row, is_real in rows]  # without padding
-    # Each prompt draws with its own seed: a repeated prompt gets two different answers.
-    batch = static_batch(sbd, prompts, [settings.of_sample(row) for row in range(len(prompts))])
     pad = generation_config.pad_token_id
-    new = partial(_new_tokens, batch, pad=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
-    if streamer is None:
-        batch.run()
-    else:
-        streamed = 0
-        for _ in batch.steps():
-            for column in new().T[streamed:]:  # one at a time, as Transformers does
+    new = partial(_columns, pad=next(iter(sbd.end_of_text_ids), None) if pad is None else int(pad))
+    answers: list[list[int]] = [[] for _ in prompts]
+    finished, streamed = set[int](), 0
+    # Each prompt draws with its own seed: a repeated prompt gets two different answers.
+    rows_of = [(prompt, settings.of_sample(row)) for row, prompt in enumerate(prompts)]
+    for passes in together(sbd, rows_of):
+        for each in passes:
+            row = int(each.id)
+            answers[row] += each.token_ids
+            if each.generation is not None:
+                if each.generation.error is not None:
+                    raise SetBlockError(f"{each.generation.error.message}, in row {row} of the batch")
+                answers[row] = each.generation.token_ids  # with the end of text
+                finished.add(row)
+        if streamer is not None:
+            for column in new(answers, finished).T[streamed:]:  # one at a time, as Transformers does
                 streamer.put(column)
                 streamed += 1
-    for row in range(len(prompts)):
-        if (failure := batch.failure(row)) is not None:
-            raise SetBlockError(f"{failure.message}, in row {row} of the batch")
     if streamer is not None:
         streamer.end()
-    sequences = torch.cat([input_ids, new().to(input_ids.device)], dim=1)
+    sequences = torch.cat([input_ids, new(answers, finished).to(input_ids.device)], dim=1)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
@@ -286,17 +288,24 @@ def _sbd_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     devices.check(model.device)
     refuse_unsupported(model.config)
     plan_attention(model)
-    sbd = SBDModel(model, tokenizer or SimpleNamespace(eos_token_id=None), sbd_config=read_sbd_config(model.config))
+    sbd = SBDModel(model, tokenizer or _NoTokenizer(), sbd_config=read_sbd_config(model.config))
     sbd.end_of_text_ids = ends
     return sbd
 
 
-def _new_tokens(batch: StaticBatch, *, pad: int | None) -> Tensor:
+class _NoTokenizer:
+    """Stands for the tokenizer where only token ids are wanted."""
+
+    eos_token_id = None
+
+    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> str:
+        return ""
+
+
+def _columns(answers: Sequence[Sequence[int]], finished: Container[int], *, pad: int | None) -> Tensor:
     """Return [rows, columns] int64, on the CPU, the new tokens as Transformers streams them: only columns in which every row
-    has a token or has ended."""
-    state = batch.state
-    answers = [state.answer_of(row).tolist() for row in range(state.batch)]
-    unfinished = [len(answer) for answer, done in zip(answers, state.answer.finished.tolist(), strict=True) if not done]
+    has a token or has ended. `finished`: rows that have ended."""
+    unfinished = [len(answer) for row, answer in enumerate(answers) if row not in finished]
     whole = min(unfinished, default=max(map(len, answers)))
     if pad is None and any(len(answer) < whole for answer in answers):
         raise ParameterError("pad_token_id must be set where answers differ in length: pass pad_token_id=...")

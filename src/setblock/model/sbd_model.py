@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -32,12 +32,13 @@ from setblock.model.checkpoint import (
     sums_of,
     weight_files,
 )
+from setblock.model.compiled import compiled_for_sizes
 from setblock.model.loading.mask_token import add_mask_token
 from setblock.model.probe.probe import check_stored, plan_attention
 from setblock.model.protocol.draft_text import DRAFT_TEXT_FILE, DraftText, draft_text_of, read_texts
-from setblock.model.protocol.runtime import PagedRunner
+from setblock.model.protocol.runtime import Runner
 from setblock.model.protocol.sbd_config import SBDModelConfig
-from setblock.model.runners.forward import CompiledModel, PaddedRunner
+from setblock.model.runners.forward import PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.state_runner import StateRunner
 from setblock.model.runners.static_passes import StaticPasses
@@ -56,7 +57,8 @@ class SBDModel:
         end_of_text_ids: ids that end an answer.
         draft_text: texts that method `exact` copies drafts from, besides each request's own (`draft_text_of`); None at first.
         num_parameters: the number of weights; tied weights count once.
-        compiled: the compiled model, after a call of `compile`.
+        compiled: runs the compiled model, after a call of `compile`.
+        cuda_graphs: whether passes are captured as CUDA graphs, after a call of `capture`.
         gate: the gate of an adapter that acts on the future block only.
 
     Raises:
@@ -69,7 +71,8 @@ class SBDModel:
     sbd_config: SBDModelConfig | None = None
     quantization: Quantization | None = None
     draft_text: DraftText | None = field(default=None, init=False)
-    compiled: CompiledModel | None = field(default=None, init=False)
+    compiled: Callable[..., Any] | None = field(default=None, init=False)
+    cuda_graphs: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         config, generation = self.model.config.get_text_config(), getattr(self.model, "generation_config", None)
@@ -103,23 +106,45 @@ class SBDModel:
         return any(isinstance(module, PrepackedLinear) for module in self.model.modules())
 
     def compile(self, *, backend: str = "inductor") -> None:
-        """Run the passes after a prefill with `torch.compile`, padded to a few fixed shapes, and what happens between them.
+        """Compile the model with `torch.compile`, for passes of few sizes: powers of two of rows, tokens and cached positions.
 
-        The first pass of each shape compiles it. The shapes depend on the batch and block sizes, and on the rounded length of
-        prompt and answer. The output is the same up to floating-point rounding.
+        The first pass of each size compiles it. Prompts, and requests that no pass of fixed size can serve, run as before. The
+        output is the same up to floating-point rounding.
 
         Args:
             backend: the backend of `torch.compile`.
 
         Raises:
-            SetBlockError: the model keeps a recurrent state.
+            SetBlockError: the model keeps a recurrent state, or the engine can't pack its requests.
         """
+        self._refuse_fixed_sizes("compiled", "--compile")
+        self.compiled = compiled_for_sizes(self.model, backend=backend)
+
+    def capture(self) -> None:
+        """Capture passes of few sizes as CUDA graphs, and launch each with one call. The first pass of each size captures it.
+        Which passes these are: see `compile`. Both may be combined.
+
+        This was tried on a CPU only, with a recorder in place of the graphs.
+
+        Raises:
+            SetBlockError: the model is not on a CUDA device, keeps a recurrent state, or the engine can't pack its requests.
+        """
+        self._refuse_fixed_sizes("captured", "--cuda-graphs")
+        if self.device.type != "cuda":
+            raise SetBlockError(f"--cuda-graphs needs a model on a CUDA device: this one is on {self.device}")
+        self.cuda_graphs = True
+
+    @property
+    def static_kind(self) -> Literal["compiled", "captured"] | None:
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
+        return "captured" if self.cuda_graphs else None if self.compiled is None else "compiled"
+
+    def _refuse_fixed_sizes(self, done: str, option: str) -> None:
+        reason = plan_attention(self.model).unpackable
         if plan_of(self.model).keeps_state:
-            raise SetBlockError(
-                f"{self.model.config.model_type} keeps a recurrent state, and can't be compiled: its passes have all sizes; "
-                "leave out --compile"
-            )
-        self.compiled = CompiledModel(self.model, backend=backend)
+            reason = "it keeps a recurrent state, and its passes have all sizes"
+        if reason is not None:
+            raise SetBlockError(f"{self.model.config.model_type} can't be {done}: {reason}; leave out {option}")
 
     def prepack(self) -> None:
         """Rearrange the weights of linear layers (`nn.Linear`) for this CPU's matrix kernels. This cannot be undone.
@@ -141,39 +166,26 @@ class SBDModel:
             join_adapted(self.model)
             prepack(self.model)
 
-    def runner(self, *, rows: int, capacity: int) -> PaddedRunner | StateRunner:
-        """See `setblock.model.protocol.runtime.LanguageModel`."""
+    def runner(
+        self, *, pages: int, page_tokens: int, rows: int, whole_rows: bool = False
+    ) -> PaddedRunner | PackedRunner | StateRunner:
+        """See `setblock.model.protocol.runtime.LanguageModel`. A model whose attention can't be computed for packed requests
+        needs `whole_rows`."""
         with lock_of(self.model):  # a pass in another thread changes the config that a runner reads
             if plan_of(self.model).keeps_state:
-                runner = self._state_runner(pages=rows, page_tokens=capacity, rows=rows)
-                runner.place([[row] for row in range(rows)], range(rows))
-                return runner
-            return PaddedRunner(self.model, rows=rows, capacity=capacity, compiled=self.compiled)
-
-    def _state_runner(self, *, pages: int, page_tokens: int, rows: int) -> StateRunner:
-        together = plan_of(self.model).together
-        return StateRunner(self.model, pages=pages, page_tokens=page_tokens, rows=rows, together=together)
-
-    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PackedRunner | StateRunner:
-        """See `setblock.model.protocol.runtime.LanguageModel`. Raise `SetBlockError` if the model is compiled, or its attention
-        can't be computed for packed requests."""
-        if self.compiled is not None:
-            raise SetBlockError(
-                "a compiled model is compiled for passes of few sizes, and those of continuous batching have all sizes: leave "
-                "out --compile"
-            )
-        if reason := plan_attention(self.model).unpackable:
-            raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
-        with lock_of(self.model):
-            if plan_of(self.model).keeps_state:
-                return self._state_runner(pages=pages, page_tokens=page_tokens, rows=rows)
+                together = plan_of(self.model).together
+                return StateRunner(self.model, pages=pages, page_tokens=page_tokens, rows=rows, together=together)
+            if whole_rows and self.static_kind is None:
+                return PaddedRunner(self.model, rows=pages, capacity=page_tokens)
+            if reason := plan_attention(self.model).unpackable:
+                raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
             return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
-    def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticPasses:
+    def static_passes(self, runner: Runner, *, rows: int, positions: int) -> StaticPasses:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         if not isinstance(runner, PackedRunner):
-            raise SetBlockError("passes of a model with a recurrent state can't be captured: leave out cuda_graphs")
-        return StaticPasses(runner, rows=rows, positions=positions)
+            raise SetBlockError(f"passes of a {type(runner).__name__} have no fixed sizes")
+        return StaticPasses(runner, rows=rows, positions=positions, compiled=self.compiled)
 
     def prepare_for_training(
         self,

@@ -6,9 +6,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from families import MODES, tiny_sbd
-from setblock.decoding.generate import stream
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import stream
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")
 

@@ -14,9 +14,9 @@ from answers import ORDERS, InOrder, answers, reciting
 from setblock.data.tokenizer import train_tokenizer
 from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.generation import Generation
-from setblock.decoding.generate import generate, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate, stream
 from setblock.model.sbd_model import SBDModel
 
 pytestmark = pytest.mark.usefixtures("longest_drafts")

@@ -15,13 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, Remembering, answers, assert_same
 from decoding.samplers.cases import EXAMPLES
 from families import MODES, tiny_sbd
+from measuring.static_batch import static_batch
 from naive import full_logits
 from running import Log, check_that_rows_come_and_go_as_alone
 from setblock.decoding.constraints.constraint import TokenConstraint
-from setblock.decoding.generate import generate, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate, stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel

@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import assert_same, drawn_settings
 from families import MODES, save_with_random_adapter, tiny_sbd
+from measuring.static_batch import static_batch
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
-from setblock.decoding.generate import generate_batch, static_batch, stream
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
+from setblock.engine.generate import generate_batch, stream
 from setblock.engine.offline import answered
 from setblock.model.loading.loading import load
 from setblock.model.sbd_model import SBDModel

@@ -22,9 +22,9 @@ from setblock.decoding.drafts.draft_length import (
 )
 from setblock.decoding.drafts.kinds import CONFIDENCES, COPIED, PRIOR
 from setblock.decoding.drafts.shorten import RowHistory, new_history
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
+from setblock.engine.generate import generate_batch
 from setblock.engine.offline import answered
 from setblock.model.protocol.runtime import RowSchedule
 

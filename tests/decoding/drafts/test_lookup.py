@@ -10,11 +10,11 @@ from transformers import PreTrainedTokenizerBase
 
 from answers import answers, decoded
 from families import tiny_model, tiny_sbd
+from measuring.static_batch import static_batch
 from naive import _most_often, full_logits, naive_exact
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
 from setblock.decoding.drafts.kinds import COPIED, ELSEWHERE, NUM_KINDS, PRIOR
 from setblock.decoding.drafts.lookup import copied
-from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from answers import ORDERS, InOrder, Remembering, answers, decoded
 from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
+from measuring.static_batch import static_batch
 from naive import full_logits, naive_exact
-from setblock.decoding.generate import static_batch
 from setblock.decoding.samplers import EntropyBounded, Sampler
 from setblock.decoding.settings.table import DecodingSettings
 

@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import SAMPLERS, BlockView, EntropyBounded, Factor, Selection
 from setblock.decoding.samplers.named import own_rules
 from setblock.decoding.settings.table import DecodingSettings, Method
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError
 
 

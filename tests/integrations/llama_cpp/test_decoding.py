@@ -13,9 +13,9 @@ from running import Log
 from setblock import DecodingSettings
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.prompt import encode_prompt
-from setblock.decoding.generate import generate, stream
 from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.engine.engine import Engine
+from setblock.engine.generate import generate, stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.export.gguf_file import write_gguf
@@ -60,7 +60,7 @@ def test_separate_commits_give_the_same_tokens(
     _, llama = both
     fused = answers(llama, requests(prompts), SETTINGS)
     monkeypatch.setattr(llama, "_own", None)
-    assert not llama.runner(rows=1, capacity=8).fuses_commit
+    assert not llama.runner(pages=1, page_tokens=8, rows=1).fuses_commit
     separate = answers(llama, requests(prompts), SETTINGS)
     for one, other in zip(fused, separate, strict=True):
         assert_same(one, other)

@@ -49,7 +49,8 @@ def run(both: Both, context: Context, own: int | None) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, pair: Pair) -> None:
     sbd, llama = pair(name.split(",")[0], **FAMILIES[name])
-    runner = llama.runner(rows=BATCH, capacity=CAPACITY)
+    runner = llama.runner(pages=BATCH, page_tokens=CAPACITY, rows=BATCH)
+    runner.place([[row] for row in range(BATCH)], range(BATCH))
     assert runner.fuses_commit
     with torch.inference_mode():
         check_decoding(runner, Expected(sbd.model))

@@ -19,9 +19,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from answers import answers
 from families import tiny_model, tiny_sbd
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold, EntropyBounded, EntropyPrefix
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError
 from setblock.integrations.transformers import generate, sbd_generate
 from setblock.model.loading.loading import load

@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from families import save_with_random_adapter, tiny_sbd
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.model.adapter.adapted import Update
 from setblock.model.adapter.adapter import block_only
 from setblock.model.loading.loading import load

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerBase
 
 from families import save_with_random_adapter, tiny_sbd
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER
 from setblock.model.adapter.files import write_adapter

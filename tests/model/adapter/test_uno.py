@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from families import save_with_random_adapter, tiny_sbd
 from naive import columns_of
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.samplers import ConfidenceThreshold
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.choice import choose_tokens, draws_of, random_tokens
+from setblock.engine.generate import generate_batch
 from setblock.errors import SetBlockError
 from setblock.model.adapter.adapter import ADAPTER_FOLDER, quiet_peft
 from setblock.model.adapter.files import write_adapter

@@ -13,9 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from families import tiny_model, tiny_sbd
-from setblock.decoding.generate import generate_batch, static_batch
+from measuring.static_batch import static_batch
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, EngineLimits, Request
+from setblock.engine.generate import generate_batch
 from setblock.engine.offline import answered
 from setblock.model.attention import invariant
 from setblock.model.attention.grouped import GroupedAttention

@@ -25,7 +25,7 @@ from setblock.decoding.state.state import BatchState
 from setblock.decoding.step.choice import Policy
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
-from setblock.model.protocol.runtime import ModelInput, PassLayout, PassPlan
+from setblock.model.protocol.runtime import ModelInput, PassPlan
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock_vllm.parameters import width_of
 
@@ -225,7 +225,6 @@ class BlockSlots:
             visible=state.tokens.shape[1],
             causal_block=self.sbd_config.causal_block,
             may_be_cut=True,
-            layout=PassLayout.STATIC,
         )
 
 

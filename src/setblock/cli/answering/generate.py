@@ -32,7 +32,7 @@ from setblock.structure.kinds import structure_of
 
 if TYPE_CHECKING:
     from setblock.decoding.answer.prompt import Prompt
-    from setblock.decoding.generate import StreamChunk
+    from setblock.engine.generate import StreamChunk
     from setblock.evaluation.tracing import Trace, TracedPass, TracedToken
 
 _PIPE = Path("-")

@@ -49,7 +49,14 @@ class ModelOptions:
     )
     compile: bool = option(
         False,
-        "Compile the model with torch.compile. The first use takes minutes, so use it for hundreds of answers.",
+        "Compile the model with torch.compile, for passes of few sizes. The first use takes minutes, so use it for hundreds of "
+        "answers.",
+        is_rare=True,
+    )
+    cuda_graphs: bool = option(
+        False,
+        "On a CUDA GPU: capture passes of few sizes as CUDA graphs, and launch each with one call. Off by default: it was "
+        "tried on a CPU only, with a recorder in place of the graphs.",
         is_rare=True,
     )
     prepack: bool | None = rare(
@@ -115,6 +122,8 @@ def load_model(options: ModelOptions, *, blocks: bool, fastest: bool = False) ->
         seconds = model.model.config.get_text_config().num_hidden_layers
         print_message(f"compiling: each size of pass takes about {seconds} s at its first use; Inductor keeps the code")
         model.compile()
+    if options.cuda_graphs:
+        model.capture()
     return model
 
 

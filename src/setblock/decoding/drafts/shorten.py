@@ -130,7 +130,7 @@ def shortened_schedules(
         for row, history in choosing.items()
     ]
     refed = [runner.refed(row, scheduled.start) if scheduled.tokens else 0 for row, scheduled in enumerate(schedules)]
-    fed, is_fixed = [scheduled for scheduled in schedules if scheduled.tokens], runner.fixed_keys is not None
+    fed = [scheduled for scheduled in schedules if scheduled.tokens]
     others = [
         scheduled.tokens + refed[row]
         for row, scheduled in enumerate(schedules)
@@ -148,10 +148,9 @@ def shortened_schedules(
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
         widths = [each for each in powers_up_to(most) if each >= max([1, *others])]
         shape = replace(shape, widths=widths or [max(others)], padded_rows=powers_up_to(len(fed))[-1])
-    elif is_fixed or (runner.pads and len(fed) > 1):
+    elif runner.pads and len(fed) > 1:
         most = 1 + max(len(draft.reached) + draft.size for draft in drafts)
-        widths = row_widths(max([1, *others]), most, state.params, is_fixed=is_fixed)
-        shape = replace(shape, widths=widths, padded_rows=len(schedules) if is_fixed else len(fed))
+        shape = replace(shape, widths=row_widths(max([1, *others]), most), padded_rows=len(fed))
     # 2. The schedules with the chosen lengths
     found = list(schedules)
     for (row, history), length in zip(choosing.items(), lengths.choose(drafts, shape), strict=True):

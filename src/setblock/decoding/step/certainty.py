@@ -21,8 +21,6 @@ def certainty_of(logits: Tensor, greatest: Tensor, candidates: Tensor, *, in_til
     """Return the certainty of logits [B, k, V], given their `greatest` [B, k]. Only `candidates` [B, k] bool have
     meaningful values. `in_tiles`: whether to read a few logits at a time, which is faster on a CPU but makes the host
     read `candidates`."""
-    if torch.compiler.is_compiling():  # one kernel, which reads the logits once and writes nothing of V numbers
-        return _tiled_certainty(logits, greatest, columns=logits.shape[-1])
     if not in_tiles:  # few operations
         probs = logits.softmax(dim=-1)
         return Certainty(torch.special.entr(probs).sum(dim=-1), probs.amax(dim=-1))
@@ -39,15 +37,15 @@ def certainty_of(logits: Tensor, greatest: Tensor, candidates: Tensor, *, in_til
     return Certainty(found.entropy.where(candidates, 0), found.confidence.where(candidates, 1))
 
 
-def _tiled_certainty(logits: Tensor, greatest: Tensor, *, columns: int = _TILE_COLUMNS) -> Certainty:
-    """Return the certainty of logits [..., V], given their `greatest` [...], reading `columns` tokens at a time. On a
-    CPU, few are faster than running each operation over the whole vocabulary.
+def _tiled_certainty(logits: Tensor, greatest: Tensor) -> Certainty:
+    """Return the certainty of logits [..., V], given their `greatest` [...], reading a few tokens at a time. On a CPU, this
+    is faster than running each operation over the whole vocabulary.
 
     With d = x - max(x), w = exp(d) and Z = sum(w): H = log Z - sum(w d) / Z, and the most likely token has probability
     1 / Z.
     """
     total, product = torch.zeros_like(greatest), torch.zeros_like(greatest)
-    for tile in torch.split(logits, columns, dim=-1):
+    for tile in torch.split(logits, _TILE_COLUMNS, dim=-1):
         below = (tile - greatest[..., None]).clamp_(min=_NEVER)
         weights = below.exp()
         total += weights.sum(dim=-1)

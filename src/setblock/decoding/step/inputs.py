@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.settings.table import RequestParams
-from setblock.decoding.state.state import NO_TOKEN, BatchParams, BatchState
+from setblock.decoding.state.state import NO_TOKEN, BatchState
 from setblock.decoding.step.choice import random_tokens
 from setblock.model.protocol.runtime import PROMPT_PART, ModelInput, PassLayout, PassPlan, RowSchedule, Runner
 
@@ -144,18 +144,12 @@ def plan_pass(
     whole_blocks = whole_blocks or is_ahead or state.params.has_sbd  # its samplers' memories have all places
     width = state.params.block_width if whole_blocks else max(1, *(scheduled.in_block for scheduled in schedules))
     state.may_prefill = has_prefill = any(scheduled.is_prefill for scheduled in schedules)
-    fixed_keys = None if has_prefill else runner.fixed_keys  # prompts have many different lengths
-    is_fixed = fixed_keys is not None
-    if fixed_keys is not None:
-        queries, fixed_width, checked = fixed_sizes(state.params, queries)
-        width = state.params.block_width if whole_blocks else fixed_width
-        fed, visible = list(range(state.batch)), fixed_keys
     device, causal_block = (
         state.tokens.device,
         state.params.sbd_config is not None and state.params.sbd_config.causal_block,
     )
-    layout = PassLayout.STATIC if is_fixed else PassLayout.PADDED
-    if not (is_ahead or is_fixed) and all(schedules[row].tokens == queries for row in fed):
+    layout = PassLayout.PADDED
+    if not is_ahead and all(schedules[row].tokens == queries for row in fed):
         sees_all = all(schedules[row].end == visible and schedules[row].sees_all for row in fed)
         layout = PassLayout.UNIFORM if sees_all and (queries == 1 or not causal_block) else PassLayout.FULL
     is_everyone = len(fed) == state.batch
@@ -177,21 +171,12 @@ def plan_pass(
         fuses_commit=runner.fuses_commit,
         causal_block=causal_block,
         layout=layout,
-        schedules=None if is_ahead or is_fixed else [schedules[row] for row in fed],
+        schedules=None if is_ahead else [schedules[row] for row in fed],
     )
 
 
-def fixed_widths(params: BatchParams) -> list[int]:
-    """Return a row's sizes, in tokens, in passes of fixed shapes: one or two blocks; one token if none needs more."""
-    size = params.block_width
-    return sorted({size, 2 * size, *([1] if params.adapts_drafts and params.is_all_exact else [])})
-
-
-def row_widths(least: int, most: int, params: BatchParams, *, is_fixed: bool) -> list[int]:
-    """Return the sizes of a row, in tokens, that padded passes may have: at least `least`; more than `most` is of no
-    use. `is_fixed`: whether passes have fixed shapes."""
-    if is_fixed:
-        return [each for each in fixed_widths(params) if each >= least] or [least]
+def row_widths(least: int, most: int) -> list[int]:
+    """Return the sizes of a row, in tokens, that padded passes may have: at least `least`; more than `most` is of no use."""
     return sorted({least, max(least, most), *(each for each in _WIDTHS if least < each < most)})
 
 
@@ -201,15 +186,6 @@ def powers_up_to(number: int) -> list[int]:
 
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-
-
-def fixed_sizes(params: BatchParams, queries: int) -> tuple[int, int, int]:
-    """Return fixed sizes for a pass of `queries` tokens a row: the tokens, the places of its block, the outputs that
-    check a draft."""
-    size, queries = params.block_width, next(each for each in fixed_widths(params) if each >= queries)
-    is_single = queries < size
-    width = 1 if is_single or params.is_all_causal else size
-    return queries, width, 0 if is_single or not params.has_exact else size - 1
 
 
 def prepare_inputs(state: BatchState, plan: PassPlan) -> ModelInput:

@@ -26,7 +26,7 @@ class MostLikely(NamedTuple):
 def most_likely(logits: Tensor, *, in_pieces: bool = False) -> MostLikely:
     """Return the greatest of logits [..., V] and its token. If any logit is NaN, so is the greatest."""
     size = logits.shape[-1]
-    if not in_pieces or torch.compiler.is_compiling() or size < _PIECE or logits.numel() < _FEW * size:
+    if not in_pieces or size < _PIECE or logits.numel() < _FEW * size:
         return MostLikely(*logits.max(dim=-1))
     # On a CPU, `amax` takes a tenth of the time: find the piece with the greatest first, then its place in the piece
     whole = size - size % _PIECE

@@ -39,7 +39,7 @@ from setblock.decoding.step.certainty import Certainty, certainty_of
 from setblock.decoding.step.choice import Policy, choose_tokens
 from setblock.decoding.step.logits import Logits, read_logits
 from setblock.decoding.step.verify import Check, check_drafts
-from setblock.model.protocol.runtime import Compile, ModelInput, PassPlan, identity
+from setblock.model.protocol.runtime import ModelInput, PassPlan
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ class StepOutput(Prediction):
     entropy: Tensor
 
 
-def update(
-    state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy, *, compiled: Compile = identity
-) -> StepOutput:
+def update(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Policy) -> StepOutput:
     """Apply a pass to the state: check drafts, reveal tokens, and move to the next block. Needs inference mode.
 
     The prefill also reveals a token if the block's first token comes from the causal logits, which it has.
@@ -84,13 +82,10 @@ def update(
         inputs: of `prepare_inputs`; the state must not have changed since.
         logits: [A, m, V] float32, of the outputs that `inputs` wants. Written to.
         policy: of the batch; its samplers' memories are updated.
-        compiled: compiles functions of tensors of fixed shapes, if the runner does.
     """
     constrained = None
-    if policy.constraints.constrained:  # constraints run on the host, outside of compiled code
-        compiled = identity
     # 1. Check what the pass committed, which may be a draft
-    prediction = compiled(read_pass)(state, inputs, logits, policy)
+    prediction = read_pass(state, inputs, logits, policy)
     if policy.constraints.constrained:
         prediction, constrained = _constrained(state, prediction, policy)
     # 2. Select the positions to reveal
@@ -103,7 +98,7 @@ def update(
         block = BlockView(prediction.block.logits, prediction.candidates, revealed, entropy, confidence)
         selection = policy.samplers.select(block, passes=state.block.passes, is_wanted=prediction.is_wanted)
     # 3. Reveal them, and move to the next block or to the end
-    step: StepOutput = compiled(write_pass)(state, prediction, selection, policy, constrained)
+    step = write_pass(state, prediction, selection, policy, constrained)
     if state.record is not None and state.params.num_alternatives is not None:
         _keep_logprobs(state.record, step, state.params.num_alternatives)
     if policy.constraints.listening:  # a stop string ends an answer, too

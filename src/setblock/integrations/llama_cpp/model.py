@@ -13,7 +13,7 @@ from setblock.model.loading.gguf import end_of_text_in, sbd_config_in, tokenizer
 from setblock.model.loading.loading import warn_if_untrained
 from setblock.model.loading.source import check_gguf
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.runtime import PagedRunner, StaticRunner
+from setblock.model.protocol.runtime import Runner, StaticRunner
 
 
 class LlamaModel:
@@ -21,6 +21,7 @@ class LlamaModel:
 
     draft_text: DraftText | None = None
     device: ClassVar[torch.device] = torch.device("cpu")  # where llama.cpp returns its logits, also from a GPU
+    static_kind: ClassVar[None] = None  # llama.cpp launches its passes itself
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
         """Load a file. Raise as `load` does."""
@@ -40,19 +41,13 @@ class LlamaModel:
         empty = Context(self.file, options, cells=1, sequences=PROBED_SEQUENCES)
         self._own = own_sequence(empty, vocab_size=self.vocab_size)
 
-    def runner(self, *, rows: int, capacity: int) -> LlamaRunner:
-        """See `setblock.model.protocol.runtime.LanguageModel`."""
-        runner = LlamaRunner(Context(self.file, self.options, cells=rows * capacity), own=self._own, rows=rows)
-        runner.place((), range(rows))
-        return runner
-
-    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> LlamaRunner:
+    def runner(self, *, pages: int, page_tokens: int, rows: int, whole_rows: bool = False) -> LlamaRunner:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         return LlamaRunner(Context(self.file, self.options, cells=pages * page_tokens), own=self._own, rows=rows)
 
-    def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticRunner:
+    def static_passes(self, runner: Runner, *, rows: int, positions: int) -> StaticRunner:
         """Raise `SetBlockError`: llama.cpp launches its passes itself."""
-        raise SetBlockError("llama.cpp has no passes that can be captured: leave out cuda_graphs")
+        raise SetBlockError("llama.cpp has no passes of fixed sizes")
 
 
 _SAMPLE = (

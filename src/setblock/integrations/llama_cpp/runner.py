@@ -25,7 +25,7 @@ from torch import Tensor
 from setblock.errors import SetBlockError
 from setblock.integrations.llama_cpp.library import ModelFile, last_error
 from setblock.integrations.llama_cpp.options import LlamaOptions
-from setblock.model.protocol.runtime import ModelInput, PagedRunner
+from setblock.model.protocol.runtime import ModelInput, Runner
 
 _GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 _PADDING = 256  # cells; llama.cpp rounds up to it
@@ -112,8 +112,8 @@ _Placed = tuple[tuple[int, int], Fed]  # a token's place in the feed, row and co
 MOST_HELPERS = 32  # of a row; at most this many tokens are committed in a pass with a block
 
 
-class LlamaRunner(PagedRunner):
-    """A `PagedRunner` (see `setblock.model.protocol.runtime`) in llama.cpp. Ids identify rows; rows share no cells."""
+class LlamaRunner(Runner):
+    """A `Runner` (see `setblock.model.protocol.runtime`) in llama.cpp. Ids identify rows; rows share no cells."""
 
     shares_pages = False
 

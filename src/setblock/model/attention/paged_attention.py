@@ -30,6 +30,7 @@ from setblock.errors import SetBlockError, check_one_of
 from setblock.masks import AttentionMask, MaskMod, by_layer_type, decode_mask, to_dense
 from setblock.model.attention.attention import OURS
 from setblock.model.attention.invariant import invariant_attention
+from setblock.model.compiled import compiled_for_sizes
 from setblock.model.weights import is_invariant
 
 Kind = Literal["gather", "flex", "triton"]
@@ -203,21 +204,11 @@ class FlexAttention:
         return attended.reshape(rows, heads, queries, size).transpose(1, 2)
 
 
-_MOST_SHAPES = 256  # of rows and queries, for each window
-
-
 @cache
 def _compiled_flex(backend: str) -> Callable[..., Tensor]:
     """Return compiled FlexAttention. A shape too many is an error, and not uncompiled attention, which computes all scores of
     the cache."""
-    compiled = torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
-
-    def attend(*args: Any, **kwargs: Any) -> Tensor:
-        with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES, accumulated_recompile_limit=_MOST_SHAPES):
-            attended: Tensor = compiled(*args, **kwargs)
-        return attended
-
-    return attend
+    return compiled_for_sizes(flex_attention, backend=backend, fullgraph=True)
 
 
 class TritonAttention:

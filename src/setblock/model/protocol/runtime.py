@@ -4,10 +4,10 @@ and the object that runs it (`Runner`). `SBDModel` is one implementation.
 It is independent of the cache's layout, of PyTorch modules and of Transformers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -70,8 +70,7 @@ class RowSchedule(NamedTuple):
 class PassLayout(Enum):
     """What is known of a pass beforehand."""
 
-    STATIC = auto()  # it has one of few sizes, with padding, so that code may be compiled or captured for them
-    PADDED = auto()  # its sizes are as small as possible; rows may have padding
+    PADDED = auto()  # rows may have padding
     FULL = auto()  # no row has padding
     UNIFORM = auto()  # no row has padding, and each token sees all `visible` positions
 
@@ -94,11 +93,6 @@ class PassPlan:
     may_be_cut: bool = False  # whether a row may be fed only some of its tokens, as under vLLM's token budget
     # [A], for the host; None where only the device has them, and in static passes: compiled code depends on such numbers
     schedules: Sequence[RowSchedule] | None = None
-
-    @property
-    def is_static(self) -> bool:
-        """Whether the pass has one of few sizes."""
-        return self.layout is PassLayout.STATIC
 
     @property
     def is_full(self) -> bool:
@@ -167,19 +161,8 @@ class ModelInput:
         return whole
 
 
-Function = Callable[..., Any]
-
-Compile = Callable[[Function], Function]
-"""Maps a function to a faster one that does the same on tensors of a few fixed shapes."""
-
-
-def identity(function: Function, /) -> Function:
-    """Return the function itself, not compiled."""
-    return function
-
-
 class Runner(Protocol):
-    """Runs the passes of a batch of rows, and keeps their key-value cache.
+    """Runs the passes of a batch of rows that come and go, and keeps their key-value cache, in pages.
 
     A pass writes all its tokens to their positions of the cache, future blocks included. Every later pass of a row begins at or
     before the end of the committed tokens, so it overwrites the entries of a block.
@@ -188,12 +171,20 @@ class Runner(Protocol):
     # Whether a row may be fed tokens causally and a future block behind them in one pass; if not, commits are separate passes
     fuses_commit: bool = True
     pads: bool = False  # whether a pass computes the same number of tokens for each row, padding included
-    # The positions of a row's cache, if every pass reads all of them so that passes have few sizes; else None
-    fixed_keys: int | None = None
-    compiled: Compile = staticmethod(identity)  # compiles the functions that run between passes of few sizes
+    shares_pages: bool = True  # whether a row may use pages that another row has filled, without being fed their tokens
+    prompts_apart: bool = False  # whether prompts get passes of their own: other rows would be padded to their length
+    runs_ahead: bool = False  # whether a pass may be fed upper bounds on its schedules, before the last pass was read
     # None if the cache can be cut back to any position. Else a row goes back to a settled one, where its pass begins: it is fed
     # known tokens again, and no block where these are as many as this
     most_refed: int | None = None
+
+    def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
+        """Set the rows of the next pass's batch; none, where there is no next pass.
+
+        Args:
+            pages: the pages of each row's positions, from the first on.
+            ids: a number for each row, unique as long as the row is in the batch. A row that returns is fed from the start.
+        """
 
     def refed(self, row: int, start: int) -> int:
         """Return how many known tokens before `start` the next pass feeds a row of the batch again."""
@@ -209,22 +200,8 @@ class Runner(Protocol):
         row; or [A, m, V], of all outputs, with arbitrary values where none is wanted."""
 
 
-class PagedRunner(Runner, Protocol):
-    """Runs the passes of rows that come and go. Its cache is paged, and rows with a common prefix may share pages."""
-
-    shares_pages: bool = True  # whether a row may use pages that another row has filled, without being fed their tokens
-
-    def place(self, pages: Sequence[Sequence[int]], ids: Sequence[int]) -> None:
-        """Set the rows of the next pass's batch; none, where there is no next pass.
-
-        Args:
-            pages: the pages of each row's positions, from the first on.
-            ids: a number for each row, unique as long as the row is in the batch. A row that returns is fed from the start.
-        """
-
-
 class StaticRunner(Protocol):
-    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `PagedRunner`.
+    """Runs passes of fixed sizes for the rows of a static table, with the cache of a `Runner`.
 
     A pass has [R, Q] tokens of R rows. Each row may see up to K keys.
 
@@ -270,19 +247,28 @@ class LanguageModel(Protocol):
     def device(self) -> torch.device:
         """The device of the inputs and the logits."""
 
-    def runner(self, *, rows: int, capacity: int) -> Runner:
-        """Return a runner with an empty cache for `rows` rows of at most `capacity` positions, which stay together to the
-        end."""
+    @property
+    def static_kind(self) -> Literal["compiled", "captured"] | None:
+        """How passes of fixed sizes run, if that is asked for: compiled, or captured as CUDA graphs; else None."""
 
-    def paged_runner(self, *, pages: int, page_tokens: int, rows: int) -> PagedRunner:
-        """Return a runner for rows that come and go, at most `rows` at once, with an empty cache of `pages` pages of
-        `page_tokens` positions. Raise `SetBlockError` with the reason if the model can't be run so."""
+    def runner(self, *, pages: int, page_tokens: int, rows: int, whole_rows: bool = False) -> Runner:
+        """Return a runner for at most `rows` rows at once, with an empty cache of `pages` pages of `page_tokens` positions.
 
-    def static_passes(self, runner: PagedRunner, *, rows: int, positions: int) -> StaticRunner:
+        Args:
+            pages: of the cache.
+            page_tokens: positions of a page.
+            rows: the most that may run at once.
+            whole_rows: whether a row has one page, which holds all its positions.
+
+        Raises:
+            SetBlockError: the model can't be run so.
+        """
+
+    def static_passes(self, runner: Runner, *, rows: int, positions: int) -> StaticRunner:
         """Return a runner of passes of fixed sizes, with the cache of `runner`, for a static table of `rows` rows of at most
         `positions` positions each. Raise `SetBlockError` with the reason if the model has none."""
 
 
 def pass_kind(runner: Runner) -> str:
     """Return a name for the kind of a runner's passes. Passes of one kind have similar costs."""
-    return f"{type(runner).__name__}{'' if runner.fixed_keys is None else ', compiled'}"
+    return type(runner).__name__

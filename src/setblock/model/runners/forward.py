@@ -1,11 +1,11 @@
 """Forward passes of a Hugging Face causal LM: a single pass with logits only where they are wanted (`logits_at`), and those of
-a batch whose rows stay together (`PaddedRunner`), which may be compiled for a few shapes.
+rows with a page each (`PaddedRunner`).
 
 The cache has one slot for each position of each row. The commit pass overwrites a block's noisy entries by the exact ones.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from threading import Lock
@@ -23,7 +23,7 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only, gate_of
 from setblock.model.attention.attention import mask_form
 from setblock.model.attention.grouped import GroupedAttention
-from setblock.model.protocol.runtime import Compile, ModelInput, PassLayout, Runner, fixed_capacity
+from setblock.model.protocol.runtime import ModelInput, PassLayout, Runner
 from setblock.model.weights import make_batch_invariant
 
 _FEW, _FULL = 6, 16
@@ -148,57 +148,40 @@ class _WithoutCudnn:
 
 _WITHOUT_CUDNN = _WithoutCudnn()
 
-_MOST_SHAPES = 64  # each compiled once; with more, a model continues uncompiled, and PyTorch reports it
-
-
-def _limits() -> dict[str, Any]:
-    """Return the options of `torch.compile` that only newer versions of PyTorch have; older ones stop at 8 shapes."""
-    wanted = {"recompile_limit": _MOST_SHAPES, "isolate_recompiles": True}
-    known = inspect.signature(torch.compile).parameters
-    return {name: value for name, value in wanted.items() if name in known}
-
-
-class CompiledModel:
-    """A model, and the functions between its passes, compiled. Each new shape compiles for seconds to a minute."""
-
-    def __init__(self, model: PreTrainedModel, *, backend: str) -> None:
-        limits = _limits()  # without these options, a 9th shape would be an error under `fullgraph`
-        self.model: Callable[..., Any] = torch.compile(model, backend=backend, dynamic=False, **limits)
-        # Compiles what runs between passes as one graph; see `setblock.model.protocol.runtime.Compile`
-        self.function: Compile = cache(
-            lambda function: torch.compile(function, backend=backend, fullgraph=bool(limits), dynamic=False, **limits)
-        )
-
 
 class PaddedRunner(Runner):
-    """See `setblock.model.protocol.runtime.Runner`."""
+    """See `setblock.model.protocol.runtime.Runner`. A row has one page, so that its keys and values are read where they are.
+    Passes are padded to their longest row."""
 
     pads = True
+    shares_pages = False
+    prompts_apart = True
+    runs_ahead = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        rows: int,
-        capacity: int,
-        compiled: CompiledModel | None = None,
-    ) -> None:
-        """Make an empty cache for `rows` rows of at most `capacity` positions."""
-        self._model, self._compiled = model, compiled
+    def __init__(self, model: PreTrainedModel, *, rows: int, capacity: int) -> None:
+        """Make an empty cache for `rows` rows of at most `capacity` positions. The batch is all of them, until `place` is
+        called."""
+        self._model = model
         # Reading attributes of a model or its config is slow, so each is read once
         config, device = model.config.get_text_config(), model.device
         self._attention = GroupedAttention(model)
         make_batch_invariant(model)
-        if compiled is None:
-            capacity = self._attention.whole_chunks(capacity)
-        else:
-            capacity = self._attention.whole_chunks(fixed_capacity(capacity))
-            self.fixed_keys, self.compiled = capacity, compiled.function
-        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity)
+        capacity = self._attention.whole_chunks(capacity)
+        self.cache = SlotCache(layers=config.num_hidden_layers, batch=rows, capacity=capacity, device=device)
         most = max(rows, 2 * capacity)  # a padded pass feeds up to two blocks
         self._form = mask_form(model, most=most, device=device)
         self._blocks = FiniteBlocks(self.cache, device)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
+        self._pages: slice | Tensor = slice(0, rows)  # of each row of the batch
+
+    def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
+        """Set the page of each row of the batch. `ids` are not used."""
+        places = [page for (page,) in pages]
+        first, count = min(places, default=0), len(places)
+        if places == list(range(first, first + count)):
+            self._pages = slice(first, first + count)
+        else:
+            self._pages = torch.tensor(places, device=self._model.device)
 
     def computed(self, tokens: int) -> int:
         """Return `tokens`, or the least number that a pass computes."""
@@ -216,7 +199,7 @@ class PaddedRunner(Runner):
         visible = min(self._attention.whole_chunks(inputs.plan.visible), self.cache.capacity)
         everyone = inputs.plan.has_all
         self.cache.write_to(
-            rows=None if everyone else inputs.plan.rows,
+            rows=self._pages if everyone else self.cache.rows_at(self._pages)[inputs.plan.rows],
             slots=inputs.positions
             if inputs.plan.is_full
             else inputs.positions.where(inputs.is_real, self.cache.capacity),
@@ -226,13 +209,10 @@ class PaddedRunner(Runner):
         if rows > 1:
             places = inputs.plan.rows if everyone else torch.arange(rows, device=inputs.plan.rows.device)
             outputs = outputs.add(places[:, None], alpha=queries)
-        compiled = self._compiled if inputs.plan.is_static else None
         # If the host would wait for the number of wanted outputs, computing all is faster. The head gets at least one.
-        takes_all = inputs.plan.is_static or outputs.numel() == 1 or self._waits
+        takes_all = outputs.numel() == 1 or self._waits
         index = outputs.flatten() if takes_all else outputs[inputs.wanted]
-        # Compiled passes of one token omit the adapter, all others include it, so that each size is compiled once.
-        is_fixed = compiled is not None and inputs.plan.queries > 1
-        gate = block_only(self._model, inputs.in_block, is_fixed=is_fixed) if self._has_gate else nullcontext()
+        gate = block_only(self._model, inputs.in_block) if self._has_gate else nullcontext()
         with gate, self._attention.active():
             logits = logits_at(
                 self._model,
@@ -241,7 +221,6 @@ class PaddedRunner(Runner):
                 position_ids=inputs.positions,
                 attention_mask=self._mask(inputs, visible=visible),
                 cache=self.cache,
-                wrapped=None if compiled is None else compiled.model,
                 filled=self._attention.filled,
             )
         logits = logits.float()[: index.shape[0]]
@@ -264,25 +243,27 @@ class PaddedRunner(Runner):
 class SlotCache(Cache):
     """A preallocated cache [B, H, capacity, D] for each layer. Slot s contains the token at position s."""
 
-    def __init__(self, *, layers: int, batch: int, capacity: int) -> None:
+    def __init__(self, *, layers: int, batch: int, capacity: int, device: torch.device) -> None:
         # One more slot, where padding is written
         super().__init__(layers=[SlotLayer(batch=batch, slots=capacity + 1) for _ in range(layers)])
         self.batch, self.capacity = batch, capacity
-        self._everyone: Tensor | None = None
+        self._everyone = torch.arange(batch, device=device)
 
-    def write_to(self, *, rows: Tensor | None, slots: Tensor, visible: int) -> None:
+    def rows_at(self, where: slice | Tensor) -> Tensor:
+        """Return some row numbers [A] int64."""
+        return self._everyone[where]
+
+    def write_to(self, *, rows: slice | Tensor, slots: Tensor, visible: int) -> None:
         """Set where the next forward pass writes, and the slots that it reads in every layer.
 
         Args:
-            rows: [A] rows that take part; None for all of them.
+            rows: rows that take part: a slice, which are read without a copy, or [A] int64.
             slots: [A, Q] slot of each token; that of padding is `capacity`, which is never read.
             visible: number of slots of these rows that the pass reads, from the first on.
         """
-        if self._everyone is None:
-            self._everyone = torch.arange(self.batch, device=slots.device)
-        written = self._everyone if rows is None else rows
+        written = self.rows_at(rows)[:, None]
         for layer in self.layers:
-            layer.rows, layer.written, layer.slots, layer.visible = rows, written[:, None], slots, visible
+            layer.rows, layer.written, layer.slots, layer.visible = rows, written, slots, visible
 
 
 class FiniteBlocks:
@@ -358,7 +339,7 @@ class FixedLayer(CacheLayerMixin):
 class SlotLayer(FixedLayer):
     """One layer of a `SlotCache`."""
 
-    rows: Tensor | None
+    rows: slice | Tensor
     slots: Tensor
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -373,5 +354,4 @@ class SlotLayer(FixedLayer):
             where = (self.written, slice(None), self.slots)  # addresses [A, Q, H, D]
             self.keys[where] = key_states.transpose(1, 2)
             self.values[where] = value_states.transpose(1, 2)
-        keys, values = self.keys[:, :, : self.visible], self.values[:, :, : self.visible]
-        return (keys, values) if self.rows is None else (keys[self.rows], values[self.rows])
+        return self.keys[:, :, : self.visible][self.rows], self.values[:, :, : self.visible][self.rows]

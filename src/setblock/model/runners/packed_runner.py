@@ -28,13 +28,13 @@ from setblock.masks import AttentionMask, by_layer_type, decode_mask
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import OURS, mask_form
 from setblock.model.attention.grouped import GroupedAttention, attention_by
-from setblock.model.protocol.runtime import ModelInput, PagedRunner
+from setblock.model.protocol.runtime import ModelInput, Runner
 from setblock.model.runners.forward import FiniteBlocks, FixedLayer, logits_at
 from setblock.model.weights import make_batch_invariant
 
 
-class PackedRunner(PagedRunner):
-    """See `setblock.model.protocol.runtime.PagedRunner`."""
+class PackedRunner(Runner):
+    """See `setblock.model.protocol.runtime.Runner`."""
 
     def __init__(self, model: PreTrainedModel, *, pages: int, page_tokens: int) -> None:
         slots, layers = pages * page_tokens, range(model.config.get_text_config().num_hidden_layers)

@@ -38,7 +38,7 @@ from setblock.locks import one_at_a_time
 from setblock.masks import AttentionMask, MaskForm, MaskMod, by_layer_type
 from setblock.model.adapter.adapter import block_only
 from setblock.model.attention.attention import FULL
-from setblock.model.protocol.runtime import ModelInput, PagedRunner, RowSchedule
+from setblock.model.protocol.runtime import ModelInput, RowSchedule, Runner
 from setblock.model.runners.forward import logits_at
 
 MOST_REFED = 24
@@ -104,8 +104,8 @@ class StateRow:
         return 0 if start in (0, self.after) else start - self.settled
 
 
-class StateRunner(PagedRunner):
-    """See `setblock.model.protocol.runtime.PagedRunner`. Rows share no pages: a page has no states."""
+class StateRunner(Runner):
+    """See `setblock.model.protocol.runtime.Runner`. Rows share no pages: a page has no states."""
 
     pads = True
     shares_pages = False

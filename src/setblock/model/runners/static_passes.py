@@ -4,7 +4,7 @@ Nothing here is read by the host, copied from it, or has a size that depends on 
 CUDA graph and replayed. What a pass reads is at fixed addresses: the page table, the cache, and the inputs of its caller.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,9 +34,25 @@ NO_PAGE = -1
 class StaticPasses(StaticRunner):
     """See `setblock.model.protocol.runtime.StaticRunner`."""
 
-    def __init__(self, runner: PackedRunner, *, rows: int, positions: int, kind: Kind | None = None) -> None:
-        """Make the page table of `rows` rows of up to `positions` positions each. `kind`: as in `paged_attention`."""
-        self._runner, self._model = runner, runner.model
+    def __init__(
+        self,
+        runner: PackedRunner,
+        *,
+        rows: int,
+        positions: int,
+        kind: Kind | None = None,
+        compiled: Callable[..., Any] | None = None,
+    ) -> None:
+        """Make the page table of `rows` rows of up to `positions` positions each.
+
+        Args:
+            runner: whose cache and pages they use.
+            rows: of the table.
+            positions: the most of a row.
+            kind: as in `paged_attention`.
+            compiled: called in place of the model.
+        """
+        self._runner, self._model, self._compiled = runner, runner.model, compiled
         self._most_keys = fixed_capacity(positions)
         pages = -(-self._most_keys // runner.page_tokens)
         self._pages = torch.full((rows, pages), NO_PAGE, device=self._model.device)
@@ -110,6 +126,7 @@ class StaticPasses(StaticRunner):
                     input_ids=inputs.tokens,
                     position_ids=inputs.positions,
                     cache=runner.cache,
+                    wrapped=self._compiled,
                     filled=runner.attention.filled,
                     **arguments,
                 )

@@ -1,4 +1,5 @@
-"""Generation at three levels: steps (`static_batch`), a stream of text chunks (`stream`), an answer (`generate`)."""
+"""Generation at two levels: a stream of text chunks (`stream`), and answers (`generate`, `generate_batch`). Each call has an
+engine of its own, in which all its requests start at once."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,14 @@ from typing import Any
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.prompt import Prompt, encode_prompt
 from setblock.decoding.answer.row_output import RowOutput
-from setblock.decoding.batch import Batch
-from setblock.decoding.loop import StaticBatch
-from setblock.decoding.settings.resolve import check_count, check_rows, requested_settings
+from setblock.decoding.settings.resolve import check_count, limit_of, requested_settings
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.update import StepOutput
+from setblock.engine.engine import Engine
+from setblock.engine.limits import EngineLimits
+from setblock.engine.request import Progress, Request
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.runtime import LanguageModel
+from setblock.model.protocol.runtime import PROMPT_PART, LanguageModel
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class StreamChunk:
     Attributes:
         text: the text that became final in this pass; may be empty.
         event: what the pass did, such as the tokens that it revealed.
-        step: the same as tensors of a batch of one, with the logits, if `with_steps` was set; else None.
+        step: the same as tensors of a batch of one, with the logits, if `with_steps` was set; else None. Also None for a pass
+            that is compiled or captured.
         generation: the finished answer, on the last chunk only.
     """
 
@@ -37,19 +40,6 @@ class StreamChunk:
         return self.text
 
 
-def static_batch(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], settings: Sequence[DecodingSettings]
-) -> StaticBatch:
-    """Check requests as `check_rows` does, and return their batch: a row for each answer. Rows may differ in settings."""
-    rows = Batch.opened(check_rows(model, prompts, settings))
-    longest, count = max(params.limit for params in rows.state.params.rows), len(prompts)
-    runner = model.runner(rows=count, capacity=longest)
-    if runner.fixed_keys is not None and (size := 1 << (count - 1).bit_length()) > count:
-        rows = rows.padded_to(size)
-        runner = model.runner(rows=size, capacity=longest)
-    return StaticBatch(**vars(rows), runner=runner)
-
-
 def stream(
     model: LanguageModel | str | Path,
     prompt: Prompt,
@@ -60,7 +50,7 @@ def stream(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **named: Any,
 ) -> Iterator[StreamChunk]:
-    """Generate an answer, and yield a chunk after each forward pass.
+    """Generate an answer, and yield a chunk after each forward pass. A prompt that takes several passes gives one chunk.
 
     Args:
         model: a model of `setblock.load`. A name, folder or hub id is loaded for this call only.
@@ -78,12 +68,13 @@ def stream(
         SetBlockError: the prompt or a setting is not valid for this model, or its logits are not numbers.
     """
     requested = requested_settings(named, base=settings)
-    batch = _opened(requested, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    for step in batch.steps():
-        outputs = batch.outputs(step)
-        text = batch.new_texts(outputs)[0]
-        generation = _without_failure(batch.generation(0)) if outputs[0].finished else None
-        yield StreamChunk(text, outputs[0], step if with_steps else None, generation)
+    steps: list[StepOutput] = []
+    for progress in _passes(requested, model, prompt, raw, chat_template_kwargs, steps if with_steps else None):
+        assert progress.event is not None
+        yield StreamChunk(
+            progress.text, progress.event, steps[-1] if steps else None, _without_failure(progress.generation)
+        )
+        steps.clear()
 
 
 def generate(
@@ -97,9 +88,10 @@ def generate(
 ) -> Generation:
     """Generate an answer. Arguments and errors are those of `stream`."""
     requested = requested_settings(named, base=settings)
-    batch = _opened(requested, model, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    batch.run()
-    return _without_failure(batch.generation(0))
+    *_, last = _passes(requested, model, prompt, raw, chat_template_kwargs)
+    generation = _without_failure(last.generation)
+    assert generation is not None
+    return generation
 
 
 def generate_batch(
@@ -140,9 +132,37 @@ def generate_batch(
     ]
     if not rows:
         return []
-    batch = static_batch(model, [prompt for prompt, _ in rows], [each for _, each in rows])
-    batch.run()
-    return [batch.generation(row) for row in range(len(rows))]
+    finished: dict[int, Generation] = {}
+    for passes in together(model, rows):
+        finished |= {int(each.id): each.generation for each in passes if each.generation is not None}
+    return [finished[row] for row in range(len(rows))]
+
+
+def together(
+    model: LanguageModel,
+    rows: Sequence[tuple[Sequence[int], DecodingSettings]],
+    *,
+    steps: list[StepOutput] | None = None,
+) -> Iterator[list[Progress]]:
+    """Decode requests, prompts of token ids with their settings, that all start at once. Yield the results of each pass; the id
+    of a request is its number. Each pass's tensors are appended to `steps`. Raise `SetBlockError`, before the first pass, if a
+    request can't be answered."""
+    count, longest = len(rows), max(limit_of(model, len(prompt), settings) for prompt, settings in rows)
+    # A row of the cache for each; passes of fixed sizes need pages
+    whole_rows = model.static_kind is None
+    page = longest if whole_rows else EngineLimits.page_tokens
+    limits = EngineLimits(
+        max_num_seqs=count,
+        max_waiting=count,
+        kv_tokens=count * -(-longest // page) * page,
+        page_tokens=page,
+        max_num_batched_tokens=count * PROMPT_PART,
+    )
+    engine = Engine(model, limits, whole_rows=whole_rows, on_step=None if steps is None else steps.append)
+    for number, (prompt, settings) in enumerate(rows):
+        engine.submit(Request(str(number), prompt, settings))
+    while not engine.is_idle:
+        yield engine.step()
 
 
 def loaded(model: LanguageModel | str | Path) -> LanguageModel:
@@ -152,22 +172,24 @@ def loaded(model: LanguageModel | str | Path) -> LanguageModel:
     return load(model) if isinstance(model, (str, Path)) else model
 
 
-def _opened(
+def _passes(
     settings: DecodingSettings,
     model: LanguageModel | str | Path,
     prompt: Prompt,
-    *,
     raw: bool,
     chat_template_kwargs: Mapping[str, Any] | None,
-) -> StaticBatch:
+    steps: list[StepOutput] | None = None,
+) -> Iterator[Progress]:
+    """Yield the result of each pass of one answer, but for those that feed only a part of the prompt."""
     if settings.n != 1:
         raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
     model = loaded(model)
     token_ids = encode_prompt(model.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    return static_batch(model, [token_ids], [settings])
+    for passes in together(model, [(token_ids, settings)], steps=steps):
+        yield from (each for each in passes if each.event is not None)
 
 
-def _without_failure(generation: Generation) -> Generation:
-    if generation.error is not None:
+def _without_failure(generation: Generation | None) -> Generation | None:
+    if generation is not None and generation.error is not None:
         raise SetBlockError(generation.error.message)
     return generation
