@@ -19,6 +19,8 @@ def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[
         budget: the most tokens of the pass.
         served: the number of the pass that last fed each request.
     """
+    if sum(scheduled.tokens for scheduled in schedules) <= budget:
+        return list(schedules)
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
     prompts = [index for index in by_turn if schedules[index].is_prefill]
