@@ -48,8 +48,8 @@ class PagePool:
         return pages
 
     def extend(self, pages: Sequence[list[int]], ends: Sequence[int]) -> bool:
-        """Allocate what is missing to the pages of several texts up to their `ends`. Return False, with nothing allocated, if too
-        few are available."""
+        """Allocate what is missing to the pages of several texts up to their `ends`. Return False, with nothing allocated, if
+        too few are available."""
         missing = [self.pages_for(end) - len(each) for each, end in zip(pages, ends, strict=True)]
         if sum(count for count in missing if count > 0) > self.available:
             return False
