@@ -97,8 +97,11 @@ def prepared(model: Any, *, block_size: int = 16) -> SBDModel:
 
 
 def name_tokens(sbd: SBDModel) -> None:
-    """Give each token of a random model's vocabulary a text, where its answers are read as text."""
+    """Give each token of a random model's vocabulary a text, where its answers are read as text. They have only these tokens: a
+    single byte is half a character, whose text would wait for the rest."""
     if missing := range(len(sbd.tokenizer), sbd.vocab_size):
+        with torch.no_grad():
+            sbd.model.get_output_embeddings().weight[: missing.start] = 0.0
         sbd.tokenizer.add_tokens([f"<{token_id}>" for token_id in missing])
 
 

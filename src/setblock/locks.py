@@ -33,7 +33,9 @@ _NAME = "_setblock_lock"
 
 def lock_of(owner: Any) -> Lock:
     """Return the lock of an object, which is made at its first use."""
-    lock: Lock = vars(owner).setdefault(_NAME, Lock())  # one atomic operation, so that two threads get the same lock
+    lock: Lock | None = vars(owner).get(_NAME)
+    if lock is None:
+        lock = vars(owner).setdefault(_NAME, Lock())  # one atomic operation, so that two threads get the same lock
     return lock
 
 

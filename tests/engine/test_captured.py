@@ -26,7 +26,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import is_own
-from setblock.engine.captured import CapturedPasses, PassSize
+from setblock.engine.captured import CapturedPasses, PassSize, traits_of
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -304,6 +304,8 @@ def test_a_pass_makes_all_on_the_device_of_its_model(
     given_ = torch.zeros((4, 4), dtype=torch.long, device="meta")
     for queries in (1, 16):
         requests = [*checked.params, *checked.params]
+        traits = traits_of(requests)
+        assert traits is not None
         with torch.inference_mode():
-            outputs = captured._pass(given_, PassSize(4, queries, 256), requests)
+            outputs = captured._pass(given_, PassSize(4, queries, 256), traits, requests)
         assert outputs.values.is_meta

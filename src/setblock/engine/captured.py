@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -122,6 +123,8 @@ class CapturedPasses:
         self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
         self._captured: dict[tuple[PassSize, PassTraits], CapturedPass] = {}
         self._version = table.version
+        self._requests: Sequence[RequestParams] = ()  # of which `_traits` are
+        self._traits: PassTraits | None = None
         self.sizes: Counter[PassSize] = Counter()
         self.reason: str | None = None
 
@@ -141,13 +144,14 @@ class CapturedPasses:
             self.reason is None
             and not any(scheduled.is_prefill for scheduled in schedules)
             and not constraints.constrained
-            and all(
-                each.settings.logprobs is None
-                and not (each.settings.logit_bias or each.settings.banned_tokens or each.settings.min_new_tokens)
-                and is_own(each.settings.sampler)
-                for each in requests
-            )
+            and self._traits_of(requests) is not None
         )
+
+    def _traits_of(self, requests: Sequence[RequestParams]) -> PassTraits | None:
+        last = self._requests  # mostly the same
+        if len(requests) != len(last) or not all(map(is_, requests, last)):
+            self._requests, self._traits = requests, traits_of(requests)
+        return self._traits
 
     @torch.inference_mode()
     def launch(
@@ -179,7 +183,9 @@ class CapturedPasses:
         self._passes.place(rows, pages)
         filling = size.rows - len(rows)
         columns = [[-1] * len(rows)] * 2 if requested is None else requested
-        key = size, traits = size, _traits_of(requests)
+        traits = self._traits_of(requests)
+        assert traits is not None
+        key = size, traits
         numbers = [
             [*rows, *[self._table.vacant] * filling],
             *([*each, *[-1] * filling] for each in columns),
@@ -192,7 +198,7 @@ class CapturedPasses:
             captured = self._captured[key] = CapturedPass(self._recorder(), torch.empty_like(given))
         captured.given.copy_(given)
         if is_new:
-            self._capture(captured, size, [*requests, *[requests[0]] * filling])
+            self._capture(captured, size, traits, [*requests, *[requests[0]] * filling])
         else:
             captured.recorder.replay()
         self.sizes[size] += 1
@@ -203,9 +209,11 @@ class CapturedPasses:
             outputs = replace(outputs, values=outputs.values.clone())
         return HostCopy(outputs)
 
-    def _capture(self, captured: CapturedPass, size: PassSize, requests: Sequence[RequestParams]) -> None:
+    def _capture(
+        self, captured: CapturedPass, size: PassSize, traits: PassTraits, requests: Sequence[RequestParams]
+    ) -> None:
         """Capture a pass and replay it, once it is certain that a replay does what the pass does."""
-        run = partial(self._pass, captured.given, size, requests)
+        run = partial(self._pass, captured.given, size, traits, requests)
         before = self._table.snapshot()
         try:
             expected = run().values.clone()  # a first time, so that whatever is made on first use is there
@@ -225,7 +233,7 @@ class CapturedPasses:
             self._table.restore(before)
             warn(f"passes are not captured, but launched one operation after the other: {self.reason}")
 
-    def _pass(self, given: Tensor, size: PassSize, requests: Sequence[RequestParams]) -> Packed:
+    def _pass(self, given: Tensor, size: PassSize, traits: PassTraits, requests: Sequence[RequestParams]) -> Packed:
         """Run a pass over the rows given. Neither reads a value nor makes a tensor from one of the host."""
         rows, requested, which = given[0], given[1:3], given[3]
         state = self._table.load(rows, requests, may_prefill=False)
@@ -235,7 +243,7 @@ class CapturedPasses:
             vocab_size=self._vocab_size,
             device=self._table.device,
             columns=state.params.columns,
-            samplers=StaticSamplers(_traits_of(requests).samplers, which),
+            samplers=StaticSamplers(traits.samplers, which),
         )
         if state.params.adapts_drafts:
             state.shorten_drafts(requested)
@@ -259,8 +267,18 @@ class CapturedPasses:
         return packed(*output_tables(state, step))
 
 
-def _traits_of(requests: Sequence[RequestParams]) -> PassTraits:
+def traits_of(requests: Sequence[RequestParams]) -> PassTraits | None:
+    """Return the traits of a pass over these requests, or None if it is not captured."""
     settings = [each.settings for each in requests]
+    if any(
+        each.logprobs is not None
+        or each.logit_bias
+        or each.banned_tokens
+        or each.min_new_tokens
+        or not is_own(each.sampler)
+        for each in settings
+    ):
+        return None
     return PassTraits(
         methods=frozenset(each.method for each in settings),
         block_width=max(each.block_size for each in requests),

@@ -310,15 +310,10 @@ class Engine:
     def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:
         """Allocate the pages of the next pass. Return False if there were too few; the request that arrived last was then
         preempted."""
-        oldest_first = sorted(range(len(schedules)), key=lambda row: self._running[row].arrival)
-        for row in oldest_first:
-            sequence = self._running[row]
-            missing = max(0, self._pool.pages_for(schedules[row].end) - len(sequence.pages))
-            if missing > self._pool.available:
-                self._preempt(oldest_first[-1])
-                return False
-            sequence.pages += self._pool.take(missing)
-        return True
+        is_enough = self._pool.extend([sequence.pages for sequence in self._running], [each.end for each in schedules])
+        if not is_enough:
+            self._preempt(max(range(len(self._running)), key=lambda row: self._running[row].arrival))
+        return is_enough
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
@@ -384,11 +379,8 @@ class Engine:
         whole = [_with_block(fed[sequence], each) for sequence, each in zip(running, requests, strict=True)]
         bounds = schedules_ahead(whole, requests)
         rows = [row for row, bound in enumerate(bounds) if bound.tokens]
-        missing = [max(0, self._pool.pages_for(bounds[row].end) - len(running[row].pages)) for row in rows]
-        if not rows or sum(missing) > self._pool.available:
+        if not rows or not self._pool.extend([running[row].pages for row in rows], [bounds[row].end for row in rows]):
             return None
-        for row, count in zip(rows, missing, strict=True):
-            running[row].pages += self._pool.take(count)
         fed_sizes = [requests[row].block_size if requests[row].adapts_drafts else -1 for row in rows]
         if not launched.is_captured:
             if batch.state.params.adapts_drafts:

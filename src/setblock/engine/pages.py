@@ -47,6 +47,17 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def extend(self, pages: Sequence[list[int]], ends: Sequence[int]) -> bool:
+        """Allocate what is missing to the pages of several texts up to their `ends`. Return False, with nothing allocated, if
+        too few are available."""
+        missing = [self.pages_for(end) - len(each) for each, end in zip(pages, ends, strict=True)]
+        if sum(count for count in missing if count > 0) > self.available:
+            return False
+        for each, count in zip(pages, missing, strict=True):
+            if count > 0:
+                each += self.take(count)
+        return True
+
     def share(self, pages: Sequence[int]) -> None:
         """Add a holder to pages that `find` has found."""
         for page in pages:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.row_output import RowOutput
@@ -31,8 +32,7 @@ class Request:
     settings: DecodingSettings
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """The result of one pass for one request.
 
     Attributes:

@@ -26,6 +26,8 @@ def schedule(
         served: the number of the pass that last fed each request.
         chunks: the most tokens of each request's prompt in a pass, where it sets a number.
     """
+    if sum(scheduled.tokens for scheduled in schedules) <= budget:
+        return list(schedules)
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
     prompts = [index for index in by_turn if schedules[index].is_prefill]

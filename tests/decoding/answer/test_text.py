@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordPiece
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from setblock.data.tokenizer import END_OF_TEXT, train_tokenizer
 from setblock.decoding.answer.detokenize import AnswerText
@@ -47,6 +49,21 @@ def test_pieces_add_up_to_the_whole(text: str, data: st.DataObject) -> None:
 @given(st.lists(st.integers(5, 269), max_size=30))
 def test_pieces_add_up_for_tokens_that_are_no_valid_text(token_ids: list[int]) -> None:
     assert "".join(pieces_of(token_ids)) == BYTES.decode(token_ids)
+
+
+@given(st.lists(st.integers(0, 5), max_size=30), st.data())
+def test_a_text_does_not_depend_on_which_tokens_come_together(token_ids: list[int], data: st.DataObject) -> None:
+    """Also where the tokenizer cleans up what is decoded at once: "a ." becomes "a."."""
+    words = Tokenizer(WordPiece({word: number for number, word in enumerate("a ##b . ' n't ?".split())}, unk_token="?"))
+    words.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, clean_up_tokenization_spaces=True)
+    together, apart = AnswerText(tokenizer), AnswerText(tokenizer)
+    together.read(token_ids, final=True)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=8)))
+    for before, cut in pairwise([0, *cuts, len(token_ids)]):
+        apart.read(token_ids[before:cut])
+    apart.read([], final=True)
+    assert apart.text == together.text
 
 
 def test_half_a_character_is_held_back() -> None:

@@ -13,6 +13,7 @@ _REPLACEMENT = ("\ufffd", "\u00ef\u00bf\u00bd", "<0xEF><0xBF><0xBD>")
 to it, too."""
 
 _MOST_OF_CHARACTER = 4  # tokens of a character at most: it has at most so many bytes
+_LONG_WINDOW = 8  # tokens that are decoded again with the next ones, at most, unless a pass made more
 
 
 class AnswerText(TokenConstraint):
@@ -29,14 +30,16 @@ class AnswerText(TokenConstraint):
         self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
         self.is_lazy = not self._stop
         self._token_ids: list[int] = []
-        # How many tokens are in `text`, and the first token of the window in which the next ones are decoded
+        # How many tokens are in `text`, the first token of the window in which the next ones are decoded, and the window's text
         self._read = self._window = 0
+        self._known = ""
         self._given = 0
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
         """Read more tokens, up to a stop string. `final`: no more will come, so half a character is decoded, too."""
         # The token that completes a stop string ends the answer. Without them all tokens are decoded together: faster
-        for part in [[each] for each in token_ids] if self._stop else filter(None, [token_ids]):
+        parts = [[each] for each in token_ids] if self._stop else [token_ids] if token_ids else []
+        for part in parts:
             if self.stop_length is not None:
                 return
             self._token_ids += part
@@ -50,8 +53,9 @@ class AnswerText(TokenConstraint):
         Half a character and the possible beginning of a stop string are held back, unless nothing more will come
         (`final`).
         """
-        self.read([], final=final)
-        is_whole = final or self.stop_length is not None
+        if final:
+            self.read([], final=True)
+        is_whole = final or not self._stop or self.stop_length is not None
         certain = len(self.text) - (0 if is_whole else length_begun(self.text, self._stop))
         piece = self.text[self._given : certain]
         self._given = max(certain, self._given)
@@ -60,23 +64,32 @@ class AnswerText(TokenConstraint):
     def _decode(self, *, final: bool) -> None:
         # Some tokenizers write a token differently at the beginning of a text, so the last few are decoded again
         with lock_of(self._tokenizer):  # the tokenizer must not be switched while it decodes
-            known = self._tokenizer.decode(self._token_ids[self._window : self._read], skip_special_tokens=True)
             count = len(self._token_ids)
             for end in range(count, max(self._read, count - _MOST_OF_CHARACTER), -1):
-                text = self._tokenizer.decode(self._token_ids[self._window : end], skip_special_tokens=True)
+                text = self._window_text(end)
                 if final or not text.endswith("\ufffd") or self._is_replacement(end):
                     break
             else:  # half a character
                 return
-        if len(text) <= len(known):
-            return
-        already = len(self.text)
-        self.text += text[len(known) :]
-        self._window, self._read = self._read, end
-        if len(self._token_ids) <= self._min_new_tokens:
+            if len(text) <= len(self._known):
+                return
+            already = len(self.text)
+            self.text += text[len(self._known) :]
+            if end - self._window > _LONG_WINDOW:
+                self._window = self._read
+                text = self._window_text(end)
+        self._known, self._read = text, end
+        if not self._stop or len(self._token_ids) <= self._min_new_tokens:
             return
         if (place := first_stop(self.text, self._stop, already=already)) is not None:
             self.text, self.stop_length = self.text[:place], len(self._token_ids)
+
+    def _window_text(self, end: int) -> str:
+        # What is cleaned up, such as a space before a full stop, would depend on which tokens are decoded together
+        text: str = self._tokenizer.decode(
+            self._token_ids[self._window : end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
 
     def _is_replacement(self, end: int) -> bool:
         tokens = self._tokenizer.convert_ids_to_tokens(self._token_ids[max(0, end - _MOST_OF_CHARACTER) : end])

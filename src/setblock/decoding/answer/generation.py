@@ -1,7 +1,7 @@
 """Results as plain Python data: a finished answer (`Generation`), also as JSON, and the tokens that a pass revealed."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,8 +102,7 @@ class Generation:
 Kind = Literal["prefill", "block", "commit"]
 
 
-@dataclass(frozen=True)
-class Reveal:
+class Reveal(NamedTuple):
     """A token that a pass revealed."""
 
     index: int  # its place in the answer, from 0

@@ -1,8 +1,7 @@
 """The outputs of a pass by row, in one copy to the host: for the text, callers and the plan of the next pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from setblock.devices import HostCopy
 from setblock.model.protocol.runtime import RowSchedule
 
 
-@dataclass(frozen=True)
-class RowOutput:
+class RowOutput(NamedTuple):
     """What a pass did to one row, and the row's progress after it."""
 
     number: int  # 0 for the prefill (for each pass of one that is cut into several), then 1, 2, ...
@@ -40,7 +38,7 @@ class RowOutput:
         scheduled = self.scheduled._replace(
             end=self.scheduled.start, is_prefill=False, kinds=(), token_ids=(), copied=0
         )
-        return replace(self, scheduled=scheduled, finished=True, failed=False, text_end=end, answer_end=end)
+        return self._replace(scheduled=scheduled, finished=True, failed=False, text_end=end, answer_end=end)
 
     def tokens_between(self, start: int, end: int) -> list[int] | None:
         """Return the row's tokens from position `start` to `end`, or None if not all of them are in `tokens`."""

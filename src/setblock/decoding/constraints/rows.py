@@ -42,10 +42,13 @@ class RowConstraints:
             ends: token ids that end the answer.
             final: whether no more will come.
         """
-        end = next((place + 1 for place, each in enumerate(token_ids) if each in ends), len(token_ids))
-        now, before = list(token_ids[:end]), self.received[self.num_read :]
+        now, before = list(token_ids), self.received[self.num_read :]
+        for place, token_id in enumerate(now):
+            if token_id in ends:
+                del now[place + 1 :]
+                break
         differs = (place for place, (new, old) in enumerate(zip(now, before, strict=False)) if new != old)
-        same = next(differs, min(len(now), len(before)))
+        same = next(differs, min(len(now), len(before))) if before else 0
         for each in self.constraints:
             if same < len(before):
                 each.retract(len(before) - same)
@@ -55,15 +58,18 @@ class RowConstraints:
         read = now[: max(0, certain - self.num_read)]
         if read and read[-1] in ends:
             read.pop()
+        stop = None
         for each in self.constraints:  # the text is the last one: it does not read past another's stop
             each.read(read, final=final)
             if each.stop_length is not None:
+                stop = each.stop_length if stop is None else min(stop, each.stop_length)
                 read = read[: max(0, each.stop_length - self.num_read)]
-        for place in range(self.num_read, certain):
-            self.allowed.pop(place, None)
+        if self.allowed:
+            for place in range(self.num_read, certain):
+                self.allowed.pop(place, None)
         self.num_read = max(self.num_read, certain)
         self.is_over = final
-        return min((each.stop_length for each in self.constraints if each.stop_length is not None), default=None)
+        return stop
 
 
 class OutputTokens(Protocol):
