@@ -183,7 +183,8 @@ class Engine:
         """Start waiting requests in the order of the queue, while there is a free row and cache for the first of them."""
         joining: list[EngineSequence] = []
         while self._waiting and (others := len(self._running) + len(joining)) < self.limits.max_num_seqs:
-            if not self._give_first_pages(self._waiting[0], left_over=others):
+            left_over = 0 if self._whole_rows else others  # pages for the others to grow
+            if not self._give_first_pages(self._waiting[0], left_over=left_over):
                 break
             joining.append(self._waiting.popleft())
         if not joining:
