@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from answers import drawn_settings
-from families import FAMILIES, MODES, save_with_random_adapter, tiny_sbd
+from families import FAMILIES, GPT_OSS, MODES, save_with_random_adapter, tiny_sbd
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
 from measuring.tape import Refused, Tape
 from running import Log, alone, assert_as_alone
@@ -102,23 +102,46 @@ def test_requests_of_all_kinds_in_one_pass(sbd: SBDModel, texts: list[list[int]]
 
 
 @longest
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "gpt_oss"])
 def test_every_family(family: str, trained_tokenizer: PreTrainedTokenizerBase, texts: list[list[int]]) -> None:
-    """Sliding windows, soft-capping, learned positions, experts."""
-    sbd = tiny_sbd(family, trained_tokenizer, mode="shifted", dtype=torch.float64)
+    """Sliding windows, soft-capping, sinks, learned positions, experts."""
+    of_family = GPT_OSS if family == "gpt_oss" else {}
+    sbd = tiny_sbd(family, trained_tokenizer, mode="shifted", dtype=torch.float64, **of_family)
     sbd.end_of_text_ids = (0, 40)
     names = ["exact, adaptive", "sbd, drawn", "ntp"]
     requests = [
         Request(name, text, replace(KINDS[name], max_new_tokens=12)) for name, text in zip(names, texts, strict=False)
     ]
     sbd.model.config._experts_implementation = "eager"  # the fast ones have no float64
-    reads = family in ("mixtral", "qwen3_moe", "gemma2")  # which experts are needed; gemma2 has soft-capping
+    reads = family in ("mixtral", "qwen3_moe", "gpt_oss")  # which experts are needed
     with pytest.warns(SetBlockWarning, match="passes are not captured") if reads else nullcontext():
         engine, log = answered(sbd, requests)
     if not reads:
         assert_captured(engine)
     for request in requests:
         assert_as_alone(log[request.id], alone(sbd, request))
+
+
+@longest
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_as_models_are_loaded(
+    family: str, trained_tokenizer: PreTrainedTokenizerBase, texts: list[list[int]]
+) -> None:
+    """Transformers' `grouped_mm` does not read on the host which experts are needed."""
+    of_family = GPT_OSS if family == "gpt_oss" else {}
+    sbd = tiny_sbd(family, trained_tokenizer, mode="shifted", **of_family)
+    sbd.end_of_text_ids = (0, 40)
+    assert sbd.model.config._experts_implementation == "grouped_mm"
+    names = ["exact, adaptive", "sbd, drawn", "ntp"]
+    requests = [
+        Request(name, text, replace(KINDS[name], max_new_tokens=12)) for name, text in zip(names, texts, strict=False)
+    ]
+    engine, log = answered(sbd, requests)
+    assert_captured(engine)
+    for request in requests:
+        generation = log[request.id].generation
+        assert generation is not None
+        assert generation.token_ids == alone(sbd, request).token_ids
 
 
 @longest

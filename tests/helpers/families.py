@@ -67,6 +67,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": _SHAPE | _HEAD | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
+GPT_OSS = (
+    _SHAPE
+    | _HEAD
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+)
+"""A family with sinks."""
+
 _HYBRID = _SHAPE | {"num_hidden_layers": 4}
 _LINEAR = {f"linear_{name}": size for name, size in (("num_key_heads", 2), ("num_value_heads", 4))} | {
     "linear_key_head_dim": 8,
@@ -108,8 +121,8 @@ def tiny_model(
     config = AutoConfig.for_model(
         family, **({"vocab_size": vocab_size} | special | (FAMILIES | RECURRENT).get(family, {}) | overrides)
     )
-    # Soft-capping of scores is what SDPA has not.
-    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    # SDPA has neither soft-capping nor sinks.
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) or family == "gpt_oss" else "sdpa"
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from setblock.masks import decode_mask, to_dense
-from setblock.model.attention.paged_attention import PagedAttention, PagedInput
+from setblock.model.attention.paged_attention import PLAIN, PagedAttention, PagedInput, Scores
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,12 @@ class Pass:
     values: Tensor
     given: PagedInput
 
-    def by(self, attention: PagedAttention, window: int | None = None) -> Tensor:
+    def by(self, attention: PagedAttention, window: int | None = None, scores: Scores = PLAIN) -> Tensor:
         """Attention [R, Q, H, D]."""
         places, mask = attention.places(self.given), attention.mask(self.given, window)
-        return attention.attend(self.query, self.keys, self.values, places, mask)
+        return attention.attend(self.query, self.keys, self.values, places, mask, scores)
 
-    def naive(self, window: int | None = None) -> Tensor:
+    def naive(self, window: int | None = None, form: Scores = PLAIN) -> Tensor:
         """The same in float64, head by head, over copied keys under a whole mask."""
         given, (rows, heads, queries, size) = self.given, self.query.shape
         # What nobody sees may be NaN
@@ -41,7 +41,12 @@ class Pass:
             for head in range(heads):
                 group = head * keys.shape[2] // heads
                 scores = self.query[row, head].double() @ keys[row, :, group].T / size**0.5
-                weights = scores.masked_fill(~mask[row, 0], -torch.inf).softmax(dim=-1)
+                if form.softcap is not None:
+                    scores = form.softcap * (scores / form.softcap).tanh()
+                scores = scores.masked_fill(~mask[row, 0], -torch.inf)
+                if form.sinks is not None:
+                    scores = torch.cat([scores, form.sinks[head].double().expand(queries, 1)], dim=1)
+                weights = scores.softmax(dim=-1)[:, : keys.shape[1]]
                 found[row, :, head] = weights.nan_to_num(0.0) @ values[row, :, group]
         return found
 
@@ -76,3 +81,9 @@ def random_pass(
         for each in (keys, values):
             each.view(-1, groups, size)[unseen] = torch.nan
     return Pass(query, keys, values, PagedInput(table, positions, limits, pages, page_tokens))
+
+
+def random_scores(heads: int, *, is_capped: bool, has_sinks: bool) -> Scores:
+    """How a layer of some models computes its scores."""
+    sinks = torch.linspace(-1.0, 3.0, heads) if has_sinks else None
+    return Scores(softcap=1.5 if is_capped else None, sinks=sinks)

@@ -5,25 +5,21 @@ It is not thread-safe: call it from one thread.
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from setblock import devices
-from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
-from setblock.decoding.batch import Batch
+from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.resolve import check_rows
-from setblock.decoding.settings.table import RequestParams
-from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.table import StateTable
-from setblock.decoding.step.inputs import prompts_in_parts, schedules_ahead
+from setblock.decoding.step.inputs import prompts_in_parts
 from setblock.decoding.step.update import StepOutput
-from setblock.devices import HostCopy, packed, sent
 from setblock.engine.captured import CapturedPasses, CudaGraph, Eager, Recorder
+from setblock.engine.launcher import LaunchedPass, Launcher
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
+from setblock.engine.running import RunningBatch
 from setblock.engine.schedule import schedule
 from setblock.errors import ParameterError, SetBlockError
 from setblock.locks import lock_of
@@ -68,24 +64,19 @@ class Engine:
         )
         self._sequences: dict[str, EngineSequence] = {}  # all that are not finished
         self._waiting: deque[EngineSequence] = deque()
-        self._running: list[EngineSequence] = []
-        self._batch: Batch  # of those that run, in the same order, while there are any
-        self._table = StateTable(
+        table = StateTable(
             self.limits.max_num_seqs, sbd_config=model.sbd_config, device=model.device, draft_text=model.draft_text
         )
-        self._free_rows = list(reversed(range(self.limits.max_num_seqs)))  # of the table
-        self._rows: torch.Tensor  # [R] int64, the rows of `_batch` in the table
-        # Whether passes have changed the state in one of the two places since it was written to the other
-        self._batch_is_newer = self._table_is_newer = False
+        self._running = RunningBatch(table)
         self.captured: CapturedPasses | None = None
-        self._on_step = on_step
         if recorder is None and model.static_kind is not None:
             recorder = CudaGraph if model.static_kind == "captured" else Eager
         if recorder is not None:
             positions = pages * page_tokens
-            passes = model.static_passes(self._runner, rows=self._table.vacant + 1, positions=positions)
-            self.captured = CapturedPasses(self._table, passes, vocab_size=model.vocab_size, recorder=recorder)
-        self._in_flight: _LaunchedPass | None = None  # a pass whose outputs were not read yet
+            passes = model.static_passes(self._runner, rows=table.vacant + 1, positions=positions)
+            self.captured = CapturedPasses(table, passes, vocab_size=model.vocab_size, recorder=recorder)
+        self._launcher = Launcher(self._running, self._pool, self._runner, self.captured, on_step=on_step)
+        self._in_flight: LaunchedPass | None = None  # a pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
         self._arrivals = 0
         self._counts = Counter[str]()  # of the figures that count what was done
@@ -130,10 +121,11 @@ class Engine:
             self._admit()
             if not (schedules := self._plan()):
                 return progress
-            self._in_flight = self._launch_captured(schedules) or self._launch_eagerly(schedules)
+            self._in_flight = self._launcher.launch(schedules)
+            self._counts["passes"] += 1
         launched, self._in_flight = self._in_flight, self._launch_ahead(self._in_flight)
-        progress += self._read(launched)
-        if not self._running:
+        progress += self._progress(*self._launcher.read(launched, self._in_flight))
+        if not self._running.sequences:
             self._in_flight = None  # nobody is left whom it could have fed anything
         return progress if self._in_flight else progress + self._drop_cancelled()
 
@@ -145,7 +137,7 @@ class Engine:
     @property
     def figures(self) -> EngineFigures:
         """Return the engine's counters."""
-        pool, running = self._pool, len(self._running)
+        pool, running = self._pool, len(self._running.sequences)
         used = (pool.total - pool.available) * pool.page_tokens
         with lock_of(self._model):
             pass_seconds = draft_lengths_of(self._model).curve(pass_kind(self._runner), running)
@@ -164,9 +156,9 @@ class Engine:
     def _drop_cancelled(self) -> list[Progress]:
         progress, leaving = [], []
         for sequence in [self._sequences[request_id] for request_id in self._cancelled]:
-            if sequence in self._running:
-                self._changing()
-                rows, row = self._batch, self._running.index(sequence)
+            if sequence in self._running.sequences:
+                self._running.changing()
+                rows, row = self._running.batch, self._running.sequences.index(sequence)
                 leaving.append(row)
             else:
                 rows, row = sequence.opened(), 0
@@ -182,24 +174,13 @@ class Engine:
     def _admit(self) -> None:
         """Start waiting requests in the order of the queue, while there is a free row and cache for the first of them."""
         joining: list[EngineSequence] = []
-        while self._waiting and (others := len(self._running) + len(joining)) < self.limits.max_num_seqs:
+        while self._waiting and (others := len(self._running.sequences) + len(joining)) < self.limits.max_num_seqs:
             left_over = 0 if self._whole_rows else others  # pages for the others to grow
             if not self._give_first_pages(self._waiting[0], left_over=left_over):
                 break
             joining.append(self._waiting.popleft())
-        if not joining:
-            return
-        parts = [self._batch] if self._running else []
-        self._save()
-        for sequence in joining:
-            parts.append(sequence.opened())
-            sequence.row, sequence.rows = self._free_rows.pop(), None
-            self._table.write(sequence.row, parts[-1].state)
-        self._running += joining
-        self._rows = self._rows_of(self._running)
-        requests = [params for part in parts for params in part.state.params.rows]
-        self._batch = Batch.joined(parts, state=self._table.load(self._rows, requests))
-        self._table_is_newer = False
+        if joining:
+            self._running.join(joining)
 
     def _give_first_pages(self, sequence: EngineSequence, *, left_over: int) -> bool:
         """Allocate a waiting sequence's pages: those that already hold its prefix, and new ones for the rest of its prompt and
@@ -221,44 +202,10 @@ class Engine:
         return True
 
     def _leave(self, rows: Sequence[int]) -> None:
-        if not rows:
-            return
-        staying = [row for row in range(len(self._running)) if row not in set(rows)]
-        self._free_rows += [self._running[row].row for row in rows]
-        self._save()
-        if staying:
-            self._batch = self._selected(staying)
-        self._running = [self._running[row] for row in staying]
-        if staying:
-            self._rows = self._rows_of(self._running)
-            self._table_is_newer = False
-        else:  # the batch and the runner keep no tensors of finished requests
-            self._table_is_newer = False
-            del self._batch
-            self._place()
-
-    def _rows_of(self, sequences: Sequence[EngineSequence]) -> torch.Tensor:
-        return torch.tensor([sequence.row for sequence in sequences], device=self._model.device)
-
-    def _save(self) -> None:
-        """Write the state of those that run back to the table."""
-        if self._running and self._batch_is_newer:
-            self._table.store(self._rows, self._batch.state)
-        self._batch_is_newer = False
-
-    def _load(self) -> BatchState:
-        """Return the state of those that run, from the table if captured passes have changed it there."""
-        if self._table_is_newer:
-            self._batch.state = self._table.load(self._rows, self._batch.state.params.rows, may_prefill=False)
-            self._table_is_newer = False
-        return self._batch.state
-
-    def _selected(self, rows: Sequence[int]) -> Batch:
-        """Return a batch of some rows of the batch, with their state in the table."""
-        state, at = self._batch.state, torch.tensor([self._running[row].row for row in rows])
-        requests = [state.params.rows[row] for row in rows]
-        loaded = self._table.load(at.to(self._model.device), requests, may_prefill=state.may_prefill)
-        return self._batch.select(rows, state=loaded)
+        if rows:
+            self._running.leave(rows)
+            if not self._running.sequences:  # the runner keeps no tensors of finished requests
+                self._launcher.place()
 
     def _forget(self, sequence: EngineSequence) -> None:
         sequence.release(self._pool)
@@ -268,12 +215,8 @@ class Engine:
 
     def _plan(self) -> list[RowSchedule]:
         """Return the schedule of each running request, whose pages are allocated; empty if none runs."""
-        while self._running:
-            batch, is_static = self._batch, self._is_static
-            whole = (
-                batch.choose_lengths(self._runner, is_static=is_static).schedules if is_static else self._schedules()
-            )
-            schedules = self._scheduled(whole)
+        while self._running.sequences:
+            schedules = self._scheduled(self._launcher.whole_schedules())
             assert any(each.tokens for each in schedules), "decoding stops before an answer ends"
             if self._give_pages(schedules):
                 return schedules
@@ -281,46 +224,29 @@ class Engine:
 
     def _scheduled(self, whole: Sequence[RowSchedule]) -> list[RowSchedule]:
         """Return what of `whole` the next pass feeds."""
-        requests = self._batch.state.params.rows
+        requests = self._running.batch.state.params.rows
         if not self._runner.prompts_apart:
             chunks = [each.settings.prefill_chunk for each in requests]
-            served = [sequence.served for sequence in self._running]
+            served = [sequence.served for sequence in self._running.sequences]
             return schedule(whole, self.limits.max_num_batched_tokens, served=served, chunks=chunks)
         if any(each.is_prefill for each in whole):
             return prompts_in_parts(whole, requests, free_tokens=draft_lengths_of(self._model).free_tokens)
         return list(whole)
 
-    @property
-    def _is_static(self) -> bool:
-        """Whether the next pass is one of few sizes, which is captured."""
-        if self.captured is None or self._batch.next_schedules is None:
-            return False
-        return self.captured.can_capture(
-            self._batch.state.params.rows, self._batch.next_schedules, self._batch.policy.constraints
-        )
-
-    def _schedules(self) -> list[RowSchedule]:
-        """Return the schedules of the next pass, with the lengths that were chosen applied to the state."""
-        self._load()
-        if (chosen := self._batch.chosen) is None or chosen.requested is not None:
-            self._batch_is_newer = True  # drafts may be cut
-        if self._runner.most_refed is not None:  # it is asked about rows by their numbers
-            self._place()
-        return self._batch.schedules(self._runner)
-
     def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:
         """Allocate the pages of the next pass. Return False if there were too few; the request that arrived last was then
         preempted."""
-        is_enough = self._pool.extend([sequence.pages for sequence in self._running], [each.end for each in schedules])
+        sequences = self._running.sequences
+        is_enough = self._pool.extend([each.pages for each in sequences], [each.end for each in schedules])
         if not is_enough:
-            self._preempt(max(range(len(self._running)), key=lambda row: self._running[row].arrival))
+            self._preempt(max(range(len(sequences)), key=lambda row: sequences[row].arrival))
         return is_enough
 
     def _preempt(self, row: int) -> None:
         """Take a running request's pages, and let it wait before all others."""
-        sequence, scheduled = self._running[row], self._schedules()[row]
-        self._save()
-        sequence.rows = self._selected([row])
+        sequence, scheduled = self._running.sequences[row], self._launcher.cut_schedules()[row]
+        self._running.save()
+        sequence.rows = self._running.selected([row])
         sequence.rows.state.preempt()
         params, sequence.prompt_end = sequence.rows.state.params.rows[0], max(sequence.prompt_end, scheduled.start)
         sequence.block_end = min(scheduled.block_start + params.block_size, params.limit)
@@ -331,107 +257,21 @@ class Engine:
 
     # The pass
 
-    def _launch_eagerly(self, schedules: Sequence[RowSchedule]) -> "_LaunchedPass":
-        """Launch a pass over all that run, one operation after the other."""
-        self._load()
-        if (chosen := self._batch.chosen) is not None and chosen.requested is not None:
-            self._schedules()
-        return self._launch_batch(schedules)
-
-    def _launch_batch(self, schedules: Sequence[RowSchedule], *, is_ahead: bool = False) -> "_LaunchedPass":
-        self._place()
-        batch = self._batch
-        step = batch.step(self._runner, schedules, is_ahead=is_ahead)
-        if self._on_step is not None:
-            self._on_step(step)
-        self._counts["passes"] += 1
-        self._batch_is_newer = True
-        copy = HostCopy(packed(*output_tables(batch.state, step)))
-        return _LaunchedPass(list(self._running), schedules, copy, is_captured=False)
-
-    def _launch_captured(self, schedules: Sequence[RowSchedule]) -> "_LaunchedPass | None":
-        """Launch a pass over the scheduled requests as a captured one; return None if it is not captured."""
-        if self.captured is None or not self._is_static:
-            return None
-        fed = [row for row, scheduled in enumerate(schedules) if scheduled.tokens]
-        requested = self._batch.choose_lengths(self._runner, is_static=True).requested
-        if requested is not None:
-            requested = [[each[row] for row in fed] for each in requested]
-        launched = self._launch(fed, [schedules[row] for row in fed], requested)
-        if launched is not None:
-            self._batch.feeds(schedules)
-        return launched
-
-    def _launch_ahead(self, launched: "_LaunchedPass") -> "_LaunchedPass | None":
-        """Launch the pass after `launched`, whose outputs were not read. It feeds all that may be needed. Return None if that
-        would delay somebody, cost more than reading first, or if it can't be known what is needed."""
-        running, batch = self._running, self._batch
-        requests, may_join = batch.state.params.rows, self._waiting and len(running) < self.limits.max_num_seqs
-        is_free = sum(2 * each.block_size for each in requests) <= FREE_TOKENS
-        if may_join or self._cancelled or not is_free or batch.policy.constraints.listening:
-            return None
-        if not launched.is_captured and not (self._runner.runs_ahead and devices.waits(self._model.device)):
-            return None
-        if any(scheduled.is_cut for scheduled in launched.schedules):  # a part of a prompt
-            return None
-        fed = dict(zip(launched.sequences, launched.schedules, strict=True))
-        if any(sequence not in fed for sequence in running):
-            return None
-        whole = [_with_block(fed[sequence], each) for sequence, each in zip(running, requests, strict=True)]
-        bounds = schedules_ahead(whole, requests)
-        rows = [row for row, bound in enumerate(bounds) if bound.tokens]
-        if not rows or not self._pool.extend([running[row].pages for row in rows], [bounds[row].end for row in rows]):
-            return None
-        fed_sizes = [requests[row].block_size if requests[row].adapts_drafts else -1 for row in rows]
-        if not launched.is_captured:
-            if batch.state.params.adapts_drafts:
-                sizes = [each.block_size if each.adapts_drafts else -1 for each in requests]
-                batch.state.shorten_drafts(sent([[-1] * len(sizes), sizes], batch.state.tokens.device))
-            return self._launch_batch(bounds, is_ahead=True)
-        return self._launch(rows, [bounds[row] for row in rows], [[-1] * len(rows), fed_sizes])
-
-    def _launch(
-        self, rows: Sequence[int], schedules: Sequence[RowSchedule], requested: Sequence[Sequence[int]] | None
-    ) -> "_LaunchedPass | None":
-        assert self.captured is not None
-        self._save()
-        sequences, requests = [self._running[row] for row in rows], self._batch.state.params.rows
-        copy = self.captured.launch(
-            [sequence.row for sequence in sequences],
-            [requests[row] for row in rows],
-            schedules,
-            pages=[sequence.pages for sequence in sequences],
-            requested=requested,
-        )
-        if copy is None:
-            return None
-        self._counts["passes"] += 1
-        self._table_is_newer = True
-        return _LaunchedPass(sequences, schedules, copy, is_captured=True)
-
-    def _read(self, launched: "_LaunchedPass") -> list[Progress]:
-        """Read the outputs of a pass, and return its results."""
-        ahead, of_sequence = self._in_flight, dict(zip(launched.sequences, row_outputs(launched.copy), strict=False))
-        fed = dict(zip(launched.sequences, launched.schedules, strict=True))
-        if ahead is not None:  # what it feeds is known now
-            ahead.schedules = [of_sequence[sequence].scheduled for sequence in ahead.sequences]
-            for sequence, scheduled in zip(ahead.sequences, ahead.schedules, strict=True):
-                assert self._pool.pages_for(scheduled.end) <= len(sequence.pages), (
-                    "a pass was fed more than was expected"
-                )
-        none = RowSchedule(0, 0, 0, is_prefill=False)
-        schedules = [fed.get(sequence, none) for sequence in self._running]
-        outputs = self._batch.read([of_sequence.get(sequence) for sequence in self._running], self._changing)
-        return self._progress(schedules, outputs)
+    def _launch_ahead(self, launched: LaunchedPass) -> LaunchedPass | None:
+        """Launch the pass after `launched`. Return None if that would delay somebody, or it can't be launched ahead."""
+        may_join = self._waiting and len(self._running.sequences) < self.limits.max_num_seqs
+        ahead = None if may_join or self._cancelled else self._launcher.launch_ahead(launched)
+        self._counts["passes"] += ahead is not None
+        return ahead
 
     def _progress(self, schedules: Sequence[RowSchedule], outputs: Sequence[RowOutput | None]) -> list[Progress]:
         """Return the result of a pass for each request that it fed, and let those leave that are finished."""
-        batch, progress, leaving = self._batch, [], []
+        batch, progress, leaving = self._running.batch, [], []
         for row, scheduled in enumerate(schedules):
             of_row = outputs[row]
             if not scheduled.tokens or of_row is None:
                 continue
-            sequence = self._running[row]
+            sequence = self._running.sequences[row]
             sequence.served = self._counts["passes"]
             text = batch.texts[row].take(final=of_row.finished)
             made, params = sequence.read(of_row), batch.state.params.rows[row]
@@ -443,7 +283,7 @@ class Engine:
             sequence.prefilled = of_row.prefilled
             answer = None
             if of_row.finished:
-                self._load()
+                self._running.load()
                 answer = batch.generation(row)
                 leaving.append(row)
                 if answer.error is not None and self.captured is not None:
@@ -455,16 +295,6 @@ class Engine:
         self._leave(leaving)
         return progress
 
-    def _changing(self) -> BatchState:
-        """Return the state of those that run, to be changed."""
-        state, self._batch_is_newer = self._load(), True
-        return state
-
-    def _place(self) -> None:
-        self._runner.place(
-            [sequence.pages for sequence in self._running], [sequence.arrival for sequence in self._running]
-        )
-
     def _count(self, scheduled: RowSchedule, method: str, next_start: int) -> None:
         """Add a row's part of a pass to the figures. Its next pass starts at position `next_start`."""
         committed = 0 if scheduled.is_prefill or method == "ntp" else scheduled.tokens - scheduled.in_block
@@ -473,26 +303,3 @@ class Engine:
         if method == "exact":
             self._counts["drafted_tokens"] += scheduled.drafted
             self._counts["accepted_tokens"] += max(0, min(scheduled.drafted, next_start - scheduled.start - 1))
-
-
-def _with_block(scheduled: RowSchedule, params: RequestParams) -> RowSchedule:
-    """Return a schedule that feeds a whole block, too, if it feeds anything and the row has blocks: a copied draft may be as
-    long as one that came from a block."""
-    if not scheduled.tokens or scheduled.is_prefill or params.settings.method == "ntp":
-        return scheduled
-    return scheduled._replace(end=max(scheduled.end, min(scheduled.block_start + params.block_size, params.limit)))
-
-
-@dataclass
-class _LaunchedPass:
-    """A pass that was launched, and whose outputs were not read yet."""
-
-    sequences: Sequence[EngineSequence]
-    schedules: Sequence[RowSchedule]  # what it feeds each of them; upper bounds until the pass before it was read
-    copy: HostCopy
-    is_captured: bool
-
-
-FREE_TOKENS = 256
-"""Tokens that a GPU computes in the time that it takes to read the weights: about its operations per second divided by
-its bytes per second, in half precision."""

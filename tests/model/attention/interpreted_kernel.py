@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from measuring.tape import Tape
-from paged import random_pass
+from paged import random_pass, random_scores
 from setblock.model.attention import paged_kernel
 from setblock.model.attention.paged_attention import TritonAttention, paged_attention
 
@@ -33,14 +33,19 @@ def _empty_memory_is_nan() -> Iterator[None]:
     most=st.sampled_from([3, 12]),
     window=st.sampled_from([None, 1, 7, 40]),
     has_nan=st.booleans(),
+    is_capped=st.booleans(),
+    has_sinks=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_equals_plain_attention(window: int | None, page_tokens: int, most: int, queries: int, **sizes: Any) -> None:
-    queries = min(queries, page_tokens * most // 3)
+def test_equals_plain_attention(
+    window: int | None, page_tokens: int, most: int, queries: int, is_capped: bool, has_sinks: bool, **sizes: Any
+) -> None:
+    queries, heads = min(queries, page_tokens * most // 3), sizes["groups"] * sizes["of_group"]
     one = random_pass(page_tokens=page_tokens, most=most, queries=queries, **sizes)
-    found = one.by(TritonAttention(of_group=sizes["of_group"]), window)
+    form = random_scores(heads, is_capped=is_capped, has_sinks=has_sinks)
+    found = one.by(TritonAttention(of_group=sizes["of_group"]), window, form)
     # 1e-5 and not 1e-6: the kernel adds tiles of keys up, and then splits, each with another greatest score
-    torch.testing.assert_close(found.double(), one.naive(window), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.double(), one.naive(window, form), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "queries", "of_group", "size"), [(1, 1, 4, 64), (1, 33, 4, 16), (1, 20, 4, 160)])

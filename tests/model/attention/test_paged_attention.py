@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 
-from families import WINDOW, tiny_model
+from families import GPT_OSS, WINDOW, tiny_model
 from measuring.tape import Tape
 from page_cache import PageCache, write_pages
-from paged import random_pass
+from paged import random_pass, random_scores
 from setblock.errors import SetBlockError
 from setblock.masks import decode_mask, to_dense
 from setblock.model.attention.attention import layer_windows, mask_form
@@ -21,8 +21,10 @@ from setblock.model.attention.paged_attention import (
     PAGED,
     FlexAttention,
     GatherAttention,
+    PagedCall,
     PagedInput,
     TritonAttention,
+    attend_layer,
     paged_arguments,
     paged_attention,
 )
@@ -40,6 +42,7 @@ PASSES: dict[str, Any] = {
 UNCOMPILED = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 """FlexAttention then computes all scores of the cache: what is tested is its masks."""
 
+FORMS = {"is_capped": st.booleans(), "has_sinks": st.booleans()}
 WINDOWS = st.sampled_from([None, 1, 7, 40])
 
 
@@ -47,18 +50,20 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@given(window=WINDOWS, has_nan=st.booleans(), **PASSES)
-def test_gather_is_plain_attention(window: int | None, **sizes: Any) -> None:
-    one = random_pass(**sizes)
-    assert_same(one.by(GatherAttention(of_group=sizes["of_group"]), window), one.naive(window))
+@given(window=WINDOWS, has_nan=st.booleans(), **FORMS, **PASSES)
+def test_gather_is_plain_attention(window: int | None, is_capped: bool, has_sinks: bool, **sizes: Any) -> None:
+    one, heads = random_pass(**sizes), sizes["groups"] * sizes["of_group"]
+    form = random_scores(heads, is_capped=is_capped, has_sinks=has_sinks)
+    assert_same(one.by(GatherAttention(of_group=sizes["of_group"]), window, form), one.naive(window, form))
 
 
 @UNCOMPILED
-@given(window=WINDOWS, **PASSES)
-def test_flex_is_plain_attention(window: int | None, **sizes: Any) -> None:
-    one = random_pass(**sizes)
+@given(window=WINDOWS, **FORMS, **PASSES)
+def test_flex_is_plain_attention(window: int | None, is_capped: bool, has_sinks: bool, **sizes: Any) -> None:
+    one, heads = random_pass(**sizes), sizes["groups"] * sizes["of_group"]
+    form = random_scores(heads, is_capped=is_capped, has_sinks=has_sinks)
     with torch.compiler.set_stance("force_eager"):
-        assert_same(one.by(FlexAttention(of_group=sizes["of_group"]), window), one.naive(window))
+        assert_same(one.by(FlexAttention(of_group=sizes["of_group"]), window, form), one.naive(window, form))
 
 
 @given(window=WINDOWS, **PASSES)
@@ -200,18 +205,18 @@ def run_passes(model: Any, kind: str, *, of_group: int) -> list[torch.Tensor]:
                 cache=cache,
                 **paged_arguments(attention, given, windows),
             ).view(3, queries, -1)
-    whole = []
+    whole, own = [], config._attn_implementation
     for row in range(2):
         end = int(length[row]) + 8
         position_ids = torch.arange(end)[None]
         limits = (position_ids + 1).where(position_ids < end - 4, end)
-        mask = mask_form(model, most=end, device=torch.device("cpu"), implementation="sdpa").mask(
+        mask = mask_form(model, most=end, device=torch.device("cpu"), implementation=own).mask(
             lambda window, at=position_ids, to=limits: decode_mask(position_ids=at, limits=to, window=window),
             batch=1,
             queries=end,
             keys=end,
         )
-        with attention_by(GROUPED_SDPA, config):
+        with attention_by(GROUPED_SDPA if own == "sdpa" else own, config):
             whole.append(
                 logits_at(
                     model,
@@ -232,6 +237,8 @@ def run_passes(model: Any, kind: str, *, of_group: int) -> list[torch.Tensor]:
         ("qwen3", 4, {}),
         ("mistral", 4, {}),
         ("gemma3_text", 4, {}),  # layers with and without a window
+        ("gemma2", 4, {}),  # soft-capping
+        ("gpt_oss", 4, GPT_OSS),  # sinks
     ],
 )
 @UNCOMPILED
@@ -245,10 +252,11 @@ def test_a_model_over_pages_gives_its_own_logits(kind: str, family: str, heads: 
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_attention_that_is_not_plain_is_refused() -> None:
-    model = tiny_model("gemma2", vocab_size=32)
-    with pytest.raises(SetBlockError, match="attention with softcap"):
-        run_passes(model, "gather", of_group=2)
+@pytest.mark.parametrize(("name", "value"), [("position_bias", torch.zeros(1)), ("dropout", 0.1)])
+def test_attention_of_other_kinds_is_refused(name: str, value: Any) -> None:
+    one, module, paged = torch.zeros(1), torch.nn.Identity(), PagedCall(GatherAttention(of_group=1), None)
+    with pytest.raises(SetBlockError, match=f"Identity has attention with {name}: it can't attend pages"):
+        attend_layer(module, one, one, one, None, paged=paged, **{name: value})
 
 
 def test_a_model_that_drops_the_argument_is_refused() -> None:

@@ -44,9 +44,10 @@ def test_the_kernel_compiles_for_an_h100(dtype: str, size: int, rows: int) -> No
         return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
 
     arguments = dict.fromkeys(("query", "keys", "values"), states)
-    arguments |= {"table": "*i32", "bounds": "*i32", **sums, "scale": "fp32"}
+    arguments |= {"table": "*i32", "bounds": "*i32", **sums, "scale": "fp32", "softcap": "fp32"}
     arguments |= dict.fromkeys(("stride_r", "stride_h", "stride_q", "most"), "i32")
-    attend = compiled(paged_kernel._attend, arguments, PAGE=16, ROWS=rows, KEYS=64)
+    attend = compiled(paged_kernel._attend, arguments, PAGE=16, ROWS=rows, KEYS=64, IS_CAPPED=True)
     assert attend.asm["cubin"]
     assert attend.metadata.shared <= 227 * 1024  # of a multiprocessor
-    assert compiled(paged_kernel._add_up, {**sums, "out": states}).asm["cubin"]
+    arguments = {**sums, "sinks": states, "out": states}
+    assert compiled(paged_kernel._add_up, arguments, HAS_SINKS=True).asm["cubin"]

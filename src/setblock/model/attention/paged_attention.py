@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -68,6 +68,17 @@ class PagedInput:
         return self.limits.amax(dim=1)
 
 
+class Scores(NamedTuple):
+    """How a layer computes its scores."""
+
+    scale: float | None = None  # of the products; by default 1 / √D
+    softcap: float | None = None  # c in c tanh(score / c), after the scale
+    sinks: Tensor | None = None  # [H], one more score of each head, whose value is zero
+
+
+PLAIN = Scores()
+
+
 class PagedAttention(Protocol):
     """An implementation, for a model with G query heads to each key head. Its results are the same as the others', but for
     rounding."""
@@ -83,10 +94,9 @@ class PagedAttention(Protocol):
         unchanged."""
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, places: Any, mask: Any, *, scale: float | None = None
+        self, query: Tensor, keys: Tensor, values: Tensor, places: Any, mask: Any, scores: Scores = PLAIN
     ) -> Tensor:
-        """Return attention [R, Q, H, D] of a query [R, H, Q, D] to a layer's cache, keys and values [P, page, H', D].
-        The scores are multiplied by `scale`, by default 1 / √D."""
+        """Return attention [R, Q, H, D] of a query [R, H, Q, D] to a layer's cache, keys and values [P, page, H', D]."""
 
 
 class _Gathered(NamedTuple):
@@ -125,8 +135,7 @@ class GatherAttention:
         values: Tensor,
         places: _Gathered,
         mask: Tensor,
-        *,
-        scale: float | None = None,
+        scores: Scores = PLAIN,
     ) -> Tensor:
         """See `PagedAttention`."""
         (rows, heads, queries, size), groups = query.shape, keys.shape[2]
@@ -135,12 +144,29 @@ class GatherAttention:
             for each in (keys, values)
         )
         together = query.reshape(rows, groups, -1, size)  # [R, H', G Q, D]
-        if is_invariant(query.dtype, query.device):
-            attended = invariant_attention(together, key, value, mask, scale=scale)
+        if scores.softcap is not None or scores.sinks is not None:
+            attended = _eager(together, key, value, mask, scores)
+        elif is_invariant(query.dtype, query.device):
+            attended = invariant_attention(together, key, value, mask, scale=scores.scale)
         else:
-            attended = scaled_dot_product_attention(together, key, value, attn_mask=mask, scale=scale)
+            attended = scaled_dot_product_attention(together, key, value, attn_mask=mask, scale=scores.scale)
         attended = attended.reshape(rows, heads, queries, size).transpose(1, 2)
         return torch.where(places.sees, attended, 0.0)
+
+
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, form: Scores) -> Tensor:
+    """Return attention with soft-capping or sinks, [R, H', G Q, D], as Transformers' `eager` computes it. SDPA has neither."""
+    rows, groups, queries, size = query.shape
+    scores = query @ key.transpose(2, 3) * (size**-0.5 if form.scale is None else form.scale)
+    if form.softcap is not None:
+        scores = (scores / form.softcap).tanh() * form.softcap
+    scores = scores.masked_fill(~mask, -torch.inf)  # [R, H', G Q, K]
+    if form.sinks is not None:
+        of_group = len(form.sinks) // groups
+        sinks = form.sinks.view(groups, of_group).repeat_interleave(queries // of_group, dim=1)[None, :, :, None]
+        scores = torch.cat([scores, sinks.expand(rows, -1, -1, -1).to(scores.dtype)], dim=3)
+    weights = scores.softmax(dim=3, dtype=torch.float32).to(query.dtype)
+    return weights[..., : key.shape[2]] @ value
 
 
 class FlexAttention:
@@ -194,14 +220,36 @@ class FlexAttention:
         )
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, places: None, mask: BlockMask, *, scale: float | None = None
+        self, query: Tensor, keys: Tensor, values: Tensor, places: None, mask: BlockMask, scores: Scores = PLAIN
     ) -> Tensor:
         """See `PagedAttention`."""
         rows, heads, queries, size = query.shape
         key, value = (each.flatten(0, 1).transpose(0, 1)[None] for each in (keys, values))  # [1, H', P page, D], views
         folded = query.reshape(rows, heads // self._folded, -1, size)
-        attended = self._attend(folded, key, value, block_mask=mask, scale=scale, enable_gqa=True)
-        return attended.reshape(rows, heads, queries, size).transpose(1, 2)
+        capped = None if scores.softcap is None else _soft_capping(scores.softcap)
+        attended, found = self._attend(
+            folded,
+            key,
+            value,
+            score_mod=capped,
+            block_mask=mask,
+            scale=scores.scale,
+            enable_gqa=True,
+            return_aux=AuxRequest(lse=scores.sinks is not None),
+        )
+        attended = attended.reshape(rows, heads, queries, size)
+        if scores.sinks is not None:  # the share of all other scores
+            logsumexp = found.lse.reshape(rows, heads, queries)
+            attended = attended * (logsumexp - scores.sinks[:, None]).sigmoid().to(attended.dtype)[..., None]
+        return attended.transpose(1, 2)
+
+
+@cache  # one function for each value, so that layers share what is compiled
+def _soft_capping(softcap: float) -> Callable[..., Tensor]:
+    def capped(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return (score / softcap).tanh() * softcap
+
+    return capped
 
 
 @cache
@@ -230,12 +278,11 @@ class TritonAttention:
         return given.bounds(window).int()[:, None]
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, places: Tensor, mask: Tensor, *, scale: float | None = None
+        self, query: Tensor, keys: Tensor, values: Tensor, places: Tensor, mask: Tensor, scores: Scores = PLAIN
     ) -> Tensor:
         """See `PagedAttention`."""
-        return self._attend(
-            query, keys, values, places, mask, scale=query.shape[-1] ** -0.5 if scale is None else scale
-        )
+        scale = query.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+        return self._attend(query, keys, values, places, mask, scale=scale, softcap=scores.softcap, sinks=scores.sinks)
 
 
 def paged_attention(device: torch.device, *, of_group: int, kind: Kind | None = None) -> PagedAttention:
@@ -281,9 +328,6 @@ def paged_arguments(
     return {"attention_mask": mask, "paged": PagedCall(attention, attention.places(given))}
 
 
-_OTHER = ("position_bias", "softcap", "s_aux")  # arguments by which attention is something else
-
-
 def attend_layer(
     module: nn.Module,
     query: Tensor,
@@ -293,19 +337,23 @@ def attend_layer(
     *,
     paged: PagedCall | None = None,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention by Transformers' interface: query [R, H, Q, D], and a layer's cache [P, page, H', D] as key and value.
-    Return [R, Q, H, D]. Raise `SetBlockError` if the model's attention is not plain, or `paged` does not arrive."""
+    Return [R, Q, H, D]. Raise `SetBlockError` for a position bias or dropout, or if `paged` does not arrive."""
     if paged is None:
         raise SetBlockError(
             f"{type(module).__name__} does not pass its arguments on to attention: it can't attend pages"
         )
-    if other := next((name for name in _OTHER if kwargs.get(name) is not None), "dropout" if dropout else None):
+    if position_bias is not None or dropout:
+        other = "dropout" if dropout else "position_bias"
         raise SetBlockError(f"{type(module).__name__} has attention with {other}: it can't attend pages")
     attention, places = paged
-    return attention.attend(query, key, value, places, attention_mask, scale=scaling), None
+    return attention.attend(query, key, value, places, attention_mask, Scores(scaling, softcap, s_aux)), None
 
 
 AttentionInterface.register(PAGED, attend_layer)

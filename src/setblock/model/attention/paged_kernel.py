@@ -14,10 +14,10 @@ _LEAST_SPLIT = 256  # keys of a program: with fewer, adding up costs more than i
 
 @triton.jit
 def _attend(
-    query, keys, values, table, bounds, sums, tops, scale,
+    query, keys, values, table, bounds, sums, tops, scale, softcap,
     stride_r, stride_h, stride_q, most,
     GROUPS: tl.constexpr, OF_GROUP: tl.constexpr, QUERIES: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, IS_CAPPED: tl.constexpr,
 ):  # fmt: skip
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     group, part = tl.program_id(1) % GROUPS, tl.program_id(1) // GROUPS
@@ -50,6 +50,8 @@ def _attend(
         is_key = inside[:, None] & (d[None, :] < SIZE)
         k = tl.load(keys + slot[:, None] + d[None, :], mask=is_key, other=0.0)  # [KEYS, WIDTH]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if IS_CAPPED:
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh
         seen = (n[None, :] >= first[:, None]) & (n[None, :] < limit[:, None])
         scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
@@ -71,9 +73,9 @@ def _attend(
 
 @triton.jit
 def _add_up(
-    sums, tops, out,
+    sums, tops, sinks, out,
     GROUPS: tl.constexpr, OF_GROUP: tl.constexpr, QUERIES: tl.constexpr, SIZE: tl.constexpr,
-    SPLITS: tl.constexpr, WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr, WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     row, head, q = tl.program_id(0).to(tl.int64), tl.program_id(1) // QUERIES, tl.program_id(1) % QUERIES
     d = tl.arange(0, WIDTH)
@@ -81,8 +83,12 @@ def _add_up(
     top = -float("inf")
     for split in range(SPLITS):
         top = tl.maximum(top, tl.load(tops + (first + split * OF_GROUP * QUERIES) * 2))
+    sink = -float("inf")
+    if HAS_SINKS:
+        sink = tl.load(sinks + head).to(tl.float32)
+    top = tl.maximum(top, sink)
     base = tl.where(top == -float("inf"), 0.0, top)
-    total, found = 0.0, tl.zeros([WIDTH], tl.float32)
+    total, found = tl.exp(sink - base), tl.zeros([WIDTH], tl.float32)
     for split in range(SPLITS):
         place = first + split * OF_GROUP * QUERIES
         weight, part = tl.exp(tl.load(tops + place * 2) - base), tl.load(tops + place * 2 + 1)
@@ -94,10 +100,19 @@ def _add_up(
 
 
 def attend_pages(
-    query: Tensor, keys: Tensor, values: Tensor, page_table: Tensor, bounds: Tensor, *, scale: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_table: Tensor,
+    bounds: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Return attention [R, Q, H, D] of a query [R, H, Q, D] to pages [P, page, H', D], which are contiguous, with the page
-    table [R, M] int32 and the `bounds` [R, 1, Q, 2] int32 of `PagedInput.bounds`."""
+    table [R, M] int32 and the `bounds` [R, 1, Q, 2] int32 of `PagedInput.bounds`. Other arguments are those of
+    `paged_attention.Scores`."""
     (rows, heads, queries, size), (_, page, groups, _) = query.shape, keys.shape
     assert keys.shape == values.shape and keys.is_contiguous() and values.is_contiguous()
     query = query if query.stride(-1) == 1 else query.contiguous()
@@ -115,11 +130,15 @@ def attend_pages(
     sizes = {"GROUPS": groups, "OF_GROUP": of_group, "QUERIES": queries, "SIZE": size, "SPLITS": splits}
     _attend[rows, groups * parts, splits](
         query, keys, values, page_table.contiguous(), bounds.contiguous(), sums, tops, scale,
+        1.0 if softcap is None else softcap,
         *query.stride()[:3], page_table.shape[1],
-        **sizes, PAGE=page, ROWS=row_count, KEYS=tile, WIDTH=width,
+        **sizes, PAGE=page, ROWS=row_count, KEYS=tile, WIDTH=width, IS_CAPPED=softcap is not None,
         num_warps=4 if row_count <= 64 else 8,
     )  # fmt: skip
-    _add_up[rows, heads * queries](sums, tops, out, **sizes, WIDTH=width)
+    has_sinks = sinks is not None
+    _add_up[rows, heads * queries](
+        sums, tops, sinks if has_sinks else tops, out, **sizes, WIDTH=width, HAS_SINKS=has_sinks
+    )
     return out
 
 
