@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from setblock.decoding.answer.row_output import RowOutput
+from setblock.decoding.drafts.draft_length import CAPTURED
 from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.state.table import StateTable
-from setblock.engine.captured import CapturedPasses, CudaGraph, Recorder
+from setblock.engine.captured import CapturedPasses, CudaGraph, PassSize, Recorder
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
 from setblock.engine.request import EngineSequence, Progress, QueueFull, Request
@@ -62,7 +63,9 @@ class Engine:
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=table.vacant + 1, positions=positions)
-            self.captured = CapturedPasses(table, passes, vocab_size=model.vocab_size, recorder=recorder)
+            self.captured = CapturedPasses(
+                table, passes, vocab_size=model.vocab_size, recorder=recorder, measured=self._measured
+            )
             self._launcher = CapturedLauncher(self.captured, self._running, self._pool, self._runner)
         self._in_flight: LaunchedPass | None = None  # a captured pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
@@ -266,6 +269,10 @@ class Engine:
         """Launch the pass after `launched`. Return None if that would delay somebody, or it can't be launched ahead."""
         may_join = self._waiting and len(self._running.sequences) < self.limits.max_num_seqs
         return None if may_join or self._cancelled else self._counted(launcher.launch_ahead(launched))
+
+    def _measured(self, size: PassSize, seconds: float) -> None:
+        with lock_of(self._model):
+            draft_lengths_of(self._model).times(CAPTURED, size.rows).update(size.rows * size.queries, seconds)
 
     def _counted(self, launched: LaunchedPass | None) -> LaunchedPass | None:
         self._counts["passes"] += launched is not None
