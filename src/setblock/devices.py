@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +73,20 @@ class HostCopy:
         parts = torch.split(self._values, [width for width, _ in self._tables], dim=1)
         pairs = zip(parts, self._tables, strict=True)
         return [(part.int().view(torch.float32) if is_float else part).tolist() for part, (_, is_float) in pairs]
+
+
+def seconds_of(run: Callable[[], object], device: torch.device) -> float:
+    """Call `run` while the device does nothing else, wait for the device, and return the seconds."""
+    _wait_for_all(device)
+    started = time.perf_counter()
+    run()
+    _wait_for_all(device)
+    return time.perf_counter() - started
+
+
+def _wait_for_all(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class PassClock:

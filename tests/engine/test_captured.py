@@ -26,6 +26,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import is_own
+from setblock.engine import run_ahead
 from setblock.engine.captured import CapturedPasses, PassSize, traits_of
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -207,6 +208,31 @@ def test_drafts_of_any_length(seed: int, sbd: SBDModel, texts: list[list[int]]) 
         generation = log[request.id].generation
         assert generation is not None
         assert generation.token_ids == alone(sbd, request).token_ids
+
+
+def test_drafts_are_as_long_as_pays_by_what_captures_cost(
+    trained_tokenizer: PreTrainedTokenizerBase, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of each size is timed when it is captured; what passes take that are not captured says nothing."""
+    monkeypatch.setattr(run_ahead, "FREE_TOKENS", 0)  # each pass is read before the next one is chosen
+    settings, fed, real = DecodingSettings(method="exact", block_size=8, max_new_tokens=60), {}, Engine._measured
+    for cost in (0.0, 1.0):
+        measured: list[float] = []
+
+        def as_if(engine: Engine, size: PassSize, seconds: float, *, cost: float = cost, to: Any = measured) -> None:
+            to.append(seconds)
+            real(engine, size, 1.0 + cost * size.queries)
+
+        sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+        sbd.end_of_text_ids = ()
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "_measured", as_if)
+            engine, _ = answered(sbd, [Request("a", texts[0], settings)])
+        assert engine.captured is not None
+        assert len(measured) == len(engine.captured.by_size())
+        assert min(measured) > 0
+        fed[cost] = sum(size.queries * count for size, count in engine.captured.sizes.items())
+    assert fed[0.0] > 2 * fed[1.0]
 
 
 def test_the_host_waits_for_nothing_while_a_pass_runs(sbd: SBDModel, texts: list[list[int]]) -> None:

@@ -26,7 +26,7 @@ from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import Policy, StaticSamplers, is_own
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
-from setblock.devices import HostCopy, Packed, packed, sent
+from setblock.devices import HostCopy, Packed, packed, seconds_of, sent
 from setblock.errors import SetBlockError, warn
 from setblock.model.protocol.runtime import (
     PassPlan,
@@ -118,9 +118,17 @@ class CapturedPasses:
     """
 
     def __init__(
-        self, table: StateTable, passes: StaticRunner, *, vocab_size: int, recorder: Callable[[], Recorder] = CudaGraph
+        self,
+        table: StateTable,
+        passes: StaticRunner,
+        *,
+        vocab_size: int,
+        recorder: Callable[[], Recorder] = CudaGraph,
+        measured: Callable[[PassSize, float], None] = lambda size, seconds: None,
     ) -> None:
+        """Capture nothing yet. `measured` is called with the size and the seconds of each pass that is captured."""
         self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
+        self._measured = measured
         self._captured: dict[tuple[PassSize, PassTraits], CapturedPass] = {}
         self._version = table.version
         self._requests: Sequence[RequestParams] = ()  # of which `_traits` are
@@ -228,6 +236,8 @@ class CapturedPasses:
         else:
             is_same = bool(torch.equal(captured.outputs.values, expected)) and self._table.is_like(after)
             self.reason = None if is_same else "a replay did not give what the pass gives"
+            self._table.restore(before)  # the first replay of a graph also prepares it: the second is measured
+            self._measured(size, seconds_of(captured.recorder.replay, self._table.device))
         if self.reason is not None:
             captured.outputs = None
             self._table.restore(before)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 import torch
 
 from setblock.decoding.answer.row_output import RowOutput
+from setblock.decoding.drafts.draft_length import CAPTURED
 from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.inputs import prompts_in_parts
 from setblock.decoding.step.update import StepOutput
-from setblock.engine.captured import CapturedPasses, CudaGraph, Eager, Recorder
+from setblock.engine.captured import CapturedPasses, CudaGraph, Eager, PassSize, Recorder
 from setblock.engine.launcher import LaunchedPass, Launcher
 from setblock.engine.limits import EngineFigures, EngineLimits
 from setblock.engine.pages import PagePool
@@ -74,7 +75,9 @@ class Engine:
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=table.vacant + 1, positions=positions)
-            self.captured = CapturedPasses(table, passes, vocab_size=model.vocab_size, recorder=recorder)
+            self.captured = CapturedPasses(
+                table, passes, vocab_size=model.vocab_size, recorder=recorder, measured=self._measured
+            )
         self._launcher = Launcher(self._running, self._pool, self._runner, self.captured, on_step=on_step)
         self._in_flight: LaunchedPass | None = None  # a pass whose outputs were not read yet
         self._cancelled: dict[str, None] = {}
@@ -263,6 +266,10 @@ class Engine:
         ahead = None if may_join or self._cancelled else self._launcher.launch_ahead(launched)
         self._counts["passes"] += ahead is not None
         return ahead
+
+    def _measured(self, size: PassSize, seconds: float) -> None:
+        with lock_of(self._model):
+            draft_lengths_of(self._model).times(CAPTURED, size.rows).update(size.rows * size.queries, seconds)
 
     def _progress(self, schedules: Sequence[RowSchedule], outputs: Sequence[RowOutput | None]) -> list[Progress]:
         """Return the result of a pass for each request that it fed, and let those leave that are finished."""

@@ -28,6 +28,7 @@ ROW_MEMORY, MODEL_MEMORY = 32.0, 300.0  # values of each mean that count
 SLOWER, FASTER = 1 / 16, 1 / 4  # what a pass counts in a mean of seconds: one that took long may have been disturbed
 NEAR = 2.0  # times as many tokens
 RECENT = 16  # passes that count for what passes give
+CAPTURED = "captured"  # the kind of passes that are measured once, when each size is captured
 RETRY_AFTER, RETRY_LOSS = 16, 1 / 50  # passes until another length is tried, and how much of their time that may cost
 
 
@@ -194,10 +195,12 @@ class DraftLengths:
         return seconds, with_new - seconds + apart
 
     def times(self, kind: str, rows: int) -> PassTimes:
-        """Return the times of passes of a kind over about so many rows. They begin with those of the most similar passes."""
+        """Return the times of passes of a kind over about so many rows. They begin with those of the most similar passes; for
+        captured passes, which cost far less than others, only other captured ones are similar."""
         key = kind, _about(rows)
         if key not in self._times:
-            measured = [each for each, times in self._times.items() if times.means]
+            is_captured, known = kind == CAPTURED, self._times.items()
+            measured = [each for each, times in known if times.means and (each[0] == CAPTURED) == is_captured]
             nearest = min(measured, key=lambda each: (each[0] != kind, abs(each[1] - key[1])), default=None)
             means = {} if nearest is None else self._times[nearest].means
             self._times[key] = PassTimes(self.free_tokens, {size: [*mean[:2], 1] for size, mean in means.items()})

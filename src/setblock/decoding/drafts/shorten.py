@@ -7,6 +7,7 @@ from operator import mul
 from typing import Any
 
 from setblock.decoding.drafts.draft_length import (
+    CAPTURED,
     FREE_TOKENS_CPU,
     FREE_TOKENS_GPU,
     ROW_MEMORY,
@@ -137,7 +138,7 @@ def shortened_schedules(
         if row not in choosing and not scheduled.is_prefill
     ]
     shape = PassShape(
-        kind="captured" if is_static else pass_kind(runner),
+        kind=CAPTURED if is_static else pass_kind(runner),
         rows=sum(not scheduled.is_prefill for scheduled in fed),
         others=sum(others),
         fuses_commit=runner.fuses_commit,

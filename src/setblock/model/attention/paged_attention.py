@@ -241,7 +241,8 @@ class FlexAttention:
         if scores.sinks is not None:  # the share of all other scores
             logsumexp = found.lse.reshape(rows, heads, queries)
             attended = attended * (logsumexp - scores.sinks[:, None]).sigmoid().to(attended.dtype)[..., None]
-        return attended.transpose(1, 2)
+        whole: Tensor = attended.transpose(1, 2)
+        return whole
 
 
 @cache  # one function for each value, so that layers share what is compiled
