@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -238,6 +238,7 @@ class FlexAttention:
         )
         attended = attended.reshape(rows, heads, queries, size)
         if scores.sinks is not None:  # the share of all other scores
+            assert found.lse is not None
             logsumexp = found.lse.reshape(rows, heads, queries)
             attended = attended * (logsumexp - scores.sinks[:, None]).sigmoid().to(attended.dtype)[..., None]
         return attended.transpose(1, 2)
@@ -255,14 +256,14 @@ _MOST_SHAPES = 256  # of rows and queries, for each window
 
 
 @cache
-def _compiled_flex(backend: str) -> Callable[..., Tensor]:
+def _compiled_flex(backend: str) -> Callable[..., tuple[Tensor, AuxOutput]]:
     """Return compiled FlexAttention. A shape too many is an error, and not uncompiled attention, which computes all scores of
     the cache."""
     compiled = torch.compile(flex_attention, backend=backend, dynamic=False, fullgraph=True)
 
-    def attend(*args: Any, **kwargs: Any) -> Tensor:
+    def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, AuxOutput]:
         with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES, accumulated_recompile_limit=_MOST_SHAPES):
-            attended: Tensor = compiled(*args, **kwargs)
+            attended: tuple[Tensor, AuxOutput] = compiled(*args, **kwargs)
         return attended
 
     return attend
