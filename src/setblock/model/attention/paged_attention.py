@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -263,8 +263,7 @@ def _compiled_flex(backend: str) -> Callable[..., tuple[Tensor, AuxOutput]]:
 
     def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, AuxOutput]:
         with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES, accumulated_recompile_limit=_MOST_SHAPES):
-            attended: tuple[Tensor, AuxOutput] = compiled(*args, **kwargs)
-        return attended
+            return cast(tuple[Tensor, AuxOutput], compiled(*args, **kwargs))
 
     return attend
 
