@@ -72,6 +72,9 @@ def assert_captured(engine: Engine) -> None:
         assert all(number & (number - 1) == 0 for number in size), size
 
 
+CAPTURED: dict[str, Any] = {"logit_bias": {}, "banned_tokens": (), "min_new_tokens": 0, "logprobs": None}
+"""Settings without what is not captured, besides samplers of others."""
+
 longest = pytest.mark.usefixtures("longest_drafts")
 
 
@@ -153,7 +156,7 @@ def test_any_mix_of_requests_under_any_limits(
 ) -> None:
     """Captured or not, with preemption, cancellations and prefixes in common."""
     rng = random.Random(data.draw(st.integers(0, 10**6), "seed"))
-    count = data.draw(st.integers(1, 7), "requests")
+    count, is_captured = data.draw(st.integers(1, 7), "requests"), data.draw(st.booleans(), "is_captured")
     limits = EngineLimits(
         max_num_seqs=data.draw(st.integers(1, 5), "max_num_seqs"),
         kv_tokens=data.draw(st.integers(96, 300), "kv_tokens"),
@@ -161,17 +164,22 @@ def test_any_mix_of_requests_under_any_limits(
         page_tokens=data.draw(st.sampled_from([1, 4, 16]), "page_tokens"),
     )
     with as_on_an_accelerator():
-        engine, log, wanted = Engine(sbd, limits, recorder=Tape), Log(), {}
+        engine, log, wanted, cancelled = Engine(sbd, limits, recorder=Tape), Log(), {}, set()
         for number in range(count):
             each = replace(drawn_settings(rng, trained_tokenizer), n=1)
+            if is_captured:
+                each = replace(each, **CAPTURED)
+                each = each if is_own(each.sampler) else replace(each, sampler=EntropyBounded(3.0))
             wanted[str(number)] = Request(str(number), rng.choice(texts), each)
             engine.submit(wanted[str(number)])
-            for _ in range(rng.randrange(4)):
+            for _ in range(rng.randrange(6)):
                 log.add(engine.step())
-        cancelled = rng.sample(sorted(wanted), k=min(1, count - 1))
-        for name in cancelled:
-            engine.cancel(name)
+            if number > 0 and rng.random() < 0.2:
+                cancelled.add(name := rng.choice(sorted(wanted)))
+                engine.cancel(name)
         log.run(engine)
+    assert engine.captured is not None
+    assert engine.captured.reason is None
     for name, request in wanted.items():
         generation = log[name].generation
         assert generation is not None
@@ -180,6 +188,21 @@ def test_any_mix_of_requests_under_any_limits(
             assert generation.token_ids == alone(sbd, request).token_ids[: generation.num_tokens]
         else:
             assert_as_alone(log[name], alone(sbd, request))
+    assert engine.figures.kv_tokens_used == 0
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_request_may_be_cancelled_at_any_time(steps: int, sbd: SBDModel, texts: list[list[int]]) -> None:
+    """Also while the pass is in flight that ends it."""
+    engine, log = Engine(sbd, recorder=Tape), Log()
+    request = Request("a", texts[0], replace(KINDS["ntp"], max_new_tokens=4))
+    engine.submit(request)
+    for _ in range(steps):
+        log.add(engine.step())
+    engine.cancel("a")
+    generation = log.run(engine)["a"].generation
+    assert generation is not None
+    assert generation.token_ids == alone(sbd, request).token_ids[: generation.num_tokens]
     assert engine.figures.kv_tokens_used == 0
 
 

@@ -170,7 +170,6 @@ class Engine:
             generation = rows.generation(row, cancelled=True)
             progress.append(Progress(sequence.request.id, rows.texts[row].take(final=True), (), None, generation))
             self._forget(sequence)
-        self._cancelled.clear()
         self._leave(leaving)
         return progress
 
@@ -213,6 +212,7 @@ class Engine:
     def _forget(self, sequence: EngineSequence) -> None:
         sequence.release(self._pool)
         del self._sequences[sequence.request.id]
+        self._cancelled.pop(sequence.request.id, None)
 
     # What a pass feeds
 

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -239,10 +239,10 @@ class FlexAttention:
         )
         attended = attended.reshape(rows, heads, queries, size)
         if scores.sinks is not None:  # the share of all other scores
+            assert found.lse is not None
             logsumexp = found.lse.reshape(rows, heads, queries)
             attended = attended * (logsumexp - scores.sinks[:, None]).sigmoid().to(attended.dtype)[..., None]
-        whole: Tensor = attended.transpose(1, 2)
-        return whole
+        return attended.transpose(1, 2)
 
 
 @cache  # one function for each value, so that layers share what is compiled
@@ -254,7 +254,7 @@ def _soft_capping(softcap: float) -> Callable[..., Tensor]:
 
 
 @cache
-def _compiled_flex(backend: str) -> Callable[..., Tensor]:
+def _compiled_flex(backend: str) -> Callable[..., tuple[Tensor, AuxOutput]]:
     """Return compiled FlexAttention. A shape too many is an error, and not uncompiled attention, which computes all scores of
     the cache."""
     return compiled_for_sizes(flex_attention, backend=backend, fullgraph=True)
