@@ -262,7 +262,8 @@ class Engine:
                 batch.choose_lengths(self._runner, is_static=is_static).schedules if is_static else self._schedules()
             )
             served = [sequence.served for sequence in self._running]
-            schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served)
+            refed = [self._runner.refed(row, each.start) for row, each in enumerate(whole)]
+            schedules = schedule(whole, self.limits.max_num_batched_tokens, served=served, refed=refed)
             if self._give_pages(schedules):
                 return schedules
         return []

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from setblock.model.protocol.runtime import RowSchedule
 
 
-def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[int]) -> list[RowSchedule]:
+def schedule(
+    schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[int], refed: Sequence[int] | None = None
+) -> list[RowSchedule]:
     """Return the schedule of each request, empty where it has to wait. At least one request is fed. All together are fed at
     most `budget` tokens, unless a single block is larger than its share.
 
@@ -18,6 +20,7 @@ def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[
         schedules: what a pass without a budget would feed each request.
         budget: the most tokens of the pass.
         served: the number of the pass that last fed each request.
+        refed: how many known tokens before its `start` each request is fed again with a block; none by default.
     """
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
@@ -28,9 +31,10 @@ def schedule(schedules: Sequence[RowSchedule], budget: int, *, served: Sequence[
     # 1. Blocks
     used = 0
     for index in blocks:
-        if used == 0 or used + schedules[index].tokens <= budget - for_prompts:
+        tokens = schedules[index].tokens + (refed[index] if refed else 0)
+        if used == 0 or used + tokens <= budget - for_prompts:
             ends[index] = schedules[index].end
-            used += schedules[index].tokens
+            used += tokens
 
     # 2. Prompts: the shortest first, so that what it leaves of its share goes to the others
     left = max(budget - used, for_prompts, 1)
