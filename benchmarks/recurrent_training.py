@@ -338,9 +338,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         def keep(name: str, sbd: SBDModel, kind: str, **how: Any) -> None:
             note(name)
             took = train(sbd, kind, **how)
-            runs[name] = {"parameters": sbd.num_parameters, **took}
-            runs[name] |= held_out(sbd, problems=options.problems, new_tokens=options.new_tokens)
             sbd.save(folder / name)
+            runs[name] = {"parameters": sbd.num_parameters, **took}
+            if kind != "plain":
+                runs[name] |= held_out(sbd, problems=options.problems, new_tokens=options.new_tokens)
             if options.out:
                 write(results, options.out)
 
@@ -387,8 +388,8 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--plain-tokens", type=int, default=400_000, help="fed in the training on next tokens (400,000)")
     add("--tokens", type=int, default=120_000, help="fed in each arm (120,000)")
     add("--seeds", type=int, default=2, help="of each arm (2)")
-    add("--problems", type=int, default=128, help="held-out ones (128)")
-    add("--new-tokens", type=int, default=100, help="the most of an answer (100)")
+    add("--problems", type=int, default=64, help="held-out ones (64)")
+    add("--new-tokens", type=int, default=80, help="the most of an answer (80)")
     add("--rates", nargs=2, type=float, default=[3e-3, 1.5e-3], help="learning rates of both trainings (0.003 0.0015)")
     options = parser.parse_args(arguments)
     if options.quick:
