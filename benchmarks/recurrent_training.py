@@ -327,33 +327,36 @@ def held_out(sbd: SBDModel, *, problems: int, new_tokens: int) -> dict[str, list
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, and write the file after each model."""
+    """Train what is missing, then measure it. The file is written after each model."""
     options = parse_options(arguments)
     results = begin("recurrent_training", options)
     results |= {name: getattr(options, name) for name in ("plain_tokens", "tokens", "seeds", "problems", "rates")}
     runs, tokenizer = resumed(results, options, kept="runs"), load().tokenizer
+    names = {arm: [f"{arm}, seed {seed}" for seed in range(options.seeds)] for arm in ARMS}
     with ExitStack() as opened:
         folder = options.runs or Path(opened.enter_context(TemporaryDirectory()))
 
-        def keep(name: str, sbd: SBDModel, kind: str, **how: Any) -> None:
-            note(name)
-            took = train(sbd, kind, **how)
-            sbd.save(folder / name)
-            runs[name] = {"parameters": sbd.num_parameters, **took}
-            if kind != "plain":
-                runs[name] |= held_out(sbd, problems=options.problems, new_tokens=options.new_tokens)
+        def keep(name: str, figures: dict[str, Any]) -> None:
+            runs[name] = runs.get(name, {}) | figures
             if options.out:
                 write(results, options.out)
 
+        def trained(name: str, start: str | None, kind: str, **how: Any) -> None:
+            if name not in runs:
+                note(name)
+                sbd = load(folder / start) if start else new_model(name, tokenizer, small=options.quick)
+                took = train(sbd, kind, **how)
+                sbd.save(folder / name)
+                keep(name, {"parameters": sbd.num_parameters, **took})
+
         for seed in range(options.seeds):
             for arm, (model, kind) in ARMS.items():
-                if model not in runs:
-                    plain = {"budget": options.plain_tokens, "seed": 100, "rate": options.rates[0]}
-                    keep(model, new_model(model, tokenizer, small=options.quick), "plain", **plain)
-                if (name := f"{arm}, seed {seed}") not in runs:
-                    how = {"budget": options.tokens, "seed": seed, "rate": options.rates[1]}
-                    keep(name, load(folder / model), kind, **how)
-    results["arms"] = {arm: summary([runs[f"{arm}, seed {seed}"] for seed in range(options.seeds)]) for arm in ARMS}
+                trained(model, None, "plain", budget=options.plain_tokens, seed=100, rate=options.rates[0])
+                trained(names[arm][seed], model, kind, budget=options.tokens, seed=seed, rate=options.rates[1])
+        for name in (each for of_arm in names.values() for each in of_arm if "exact_passes" not in runs[each]):
+            note(f"held-out problems: {name}")
+            keep(name, held_out(load(folder / name), problems=options.problems, new_tokens=options.new_tokens))
+    results["arms"] = {arm: summary([runs[name] for name in of_arm]) for arm, of_arm in names.items()}
     finish(results, options)
 
 
