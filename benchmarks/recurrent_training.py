@@ -332,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = begin("recurrent_training", options)
     results |= {name: getattr(options, name) for name in ("plain_tokens", "tokens", "seeds", "problems", "rates")}
     runs, tokenizer = resumed(results, options, kept="runs"), load().tokenizer
-    names = {arm: [f"{arm}, seed {seed}" for seed in range(options.seeds)] for arm in ARMS}
+    names = {arm: [f"{arm}, seed {seed}" for seed in range(options.seeds)] for arm in options.arms}
     with ExitStack() as opened:
         folder = options.runs or Path(opened.enter_context(TemporaryDirectory()))
 
@@ -350,7 +350,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 keep(name, {"parameters": sbd.num_parameters, **took})
 
         for seed in range(options.seeds):
-            for arm, (model, kind) in ARMS.items():
+            for arm in options.arms:
+                model, kind = ARMS[arm]
                 trained(model, None, "plain", budget=options.plain_tokens, seed=100, rate=options.rates[0])
                 trained(names[arm][seed], model, kind, budget=options.tokens, seed=seed, rate=options.rates[1])
         for name in (each for of_arm in names.values() for each in of_arm if "exact_passes" not in runs[each]):
@@ -388,6 +389,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("--runs", type=Path, metavar="FOLDER", help="keep the models here, to continue a run with the same --out")
+    add("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=f"of {'; '.join(ARMS)} (all)")
     add("--plain-tokens", type=int, default=400_000, help="fed in the training on next tokens (400,000)")
     add("--tokens", type=int, default=120_000, help="fed in each arm (120,000)")
     add("--seeds", type=int, default=2, help="of each arm (2)")
