@@ -15,6 +15,7 @@ import growth
 import host
 import load
 import passes
+import recurrent_training
 import side_by_side
 import structured
 import training_step
@@ -25,9 +26,11 @@ from measuring.samples import Sample, Samples, ratio_interval
 from measuring.subjects import SIZES, FixedCount, opened, random_model, random_prompt
 from measuring.subjects import passes as passes_of
 from measuring.synchronisations import Synchronisations
+from setblock import load as load_model
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
 from setblock.roofline.shape import shape_of
+from setblock.training.inputs.doubled import noisy_halves
 from setblock.training.recipe import load_recipe, parse_override
 from setblock.training.run.train import train
 
@@ -46,7 +49,7 @@ def last_line(text: str) -> dict:
 
 @pytest.mark.parametrize(
     "program",
-    [passes, growth, breakdown, structured, training_step, host],
+    [passes, growth, breakdown, structured, training_step, host, recurrent_training],
     ids=lambda each: each.__name__,
 )
 def test_a_benchmark_ends_in_a_line_of_json(
@@ -279,6 +282,26 @@ def test_random_models_have_the_size_of_their_name() -> None:
     for config in SIZES.values():
         assert config["hidden_size"] % config["num_attention_heads"] == 0
         assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+
+
+def test_states_give_the_loss_of_rows() -> None:
+    """Blocks that continue from the states of one clean pass have the losses of rows with the text before them, and their
+    gradients."""
+    sbd = recurrent_training.new_model("hybrid", load_model().tokenizer, small=True)
+    rows = next(recurrent_training.batches(sbd.tokenizer, seed=0))
+    rows = {name: column[-4:] for name, column in rows.items()}
+    halves = noisy_halves(rows, **recurrent_training.noise_of(sbd, (0, 3)))
+    found = []
+    for losses in (
+        recurrent_training.row_losses(sbd.model, rows, halves, (0,), copies=100),
+        recurrent_training.state_losses(sbd.model, rows, halves),
+    ):
+        assert losses.matp_count > 20
+        sbd.model.zero_grad()
+        losses.total.backward()
+        gradients = [each.grad for each in sbd.model.parameters() if each.grad is not None]
+        found.append([losses.ntp / losses.ntp_count, losses.matp / losses.matp_count, *gradients])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_page_on_drafts_shows_what_was_measured_under_load() -> None:

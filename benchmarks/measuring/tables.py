@@ -268,6 +268,23 @@ def lines_of(cells: Json, across: str, other: str) -> Iterator[tuple[str, dict[s
                 yield f"{way}, over {name}, {where}", line
 
 
+def recurrent_table(found: Json) -> str:
+    """Return a table with a row for each way to train, with intervals of 95%."""
+    columns = ["", "loss, next tokens", "loss, masked tokens", "tokens a pass, `exact`", "tokens a pass, `sbd`"]
+    columns += ["right, `exact`", "right, `sbd`", "CPU seconds"]
+    digits = {"next_token_loss": 3, "masked_token_loss": 2, "exact_tokens_per_pass": 2, "sbd_tokens_per_pass": 2}
+    rows = []
+    for arm, each in found["arms"].items():
+        cells = [
+            f"{each[name]['value']:.{n}f} ({each[name]['low']:.{n}f} to {each[name]['high']:.{n}f})"
+            for name, n in digits.items()
+        ]
+        right = [each[name] for name in ("exact_right", "sbd_right")]
+        cells += [f"{100 * r['value']:.0f}% ({100 * r['low']:.0f} to {100 * r['high']:.0f})" for r in right]
+        rows.append([arm, *cells, f"{each['cpu_seconds']:.0f}"])
+    return markdown(columns, rows)
+
+
 TABLES: dict[str, Callable[[Json], str]] = {
     "passes": passes_table,
     "side_by_side": side_by_side_table,
@@ -275,6 +292,7 @@ TABLES: dict[str, Callable[[Json], str]] = {
     "growth": growth_table,
     "breakdown": breakdown_table,
     "training_step": training_table,
+    "recurrent_training": recurrent_table,
 }
 GPU_TABLES: dict[str, Callable[[Json], str]] = {
     "machine": machine_table,

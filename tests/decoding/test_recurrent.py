@@ -16,14 +16,15 @@ from measuring.plain import transformers_answer
 from naive import full_logits, naive_decode
 from running import Log, alone
 from setblock.decoding.drafts.draft_length import DraftLength, DraftLengths, PassShape, RowDraft
-from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.samplers import EntropyBounded, FixedCount
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.engine import Engine
 from setblock.engine.generate import generate_batch, stream
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.protocol.draft_text import indexed
-from setblock.model.runners.state_runner import MOST_REFED
+from setblock.model.protocol.runtime import ModelInput
+from setblock.model.runners.state_runner import MOST_REFED, StateRunner
 from setblock.model.sbd_model import SBDModel
 
 NEW = 45  # tokens; more than are fed again at most, so that states are kept
@@ -186,6 +187,64 @@ def test_passes_are_bounded(sbd: SBDModel, prompts: list[list[int]], monkeypatch
     generate_batch(sbd, prompts[:1], settings=exact(drafts="fixed", max_new_tokens=100, block_size=size))
     assert max(seen[1:]) <= 2 * MOST_REFED + 2 * size + 1
     assert len(seen) <= 101
+
+
+@pytest.mark.usefixtures("longest_drafts")
+@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_exact_takes_no_more_passes_than_plain_decoding(
+    sbd: SBDModel, prompts: list[list[int]], wanted: list[list[int]], wrong: float, seed: int
+) -> None:
+    """Whatever share of the drafted tokens is wrong: each pass makes a token certain, also those that keep a state."""
+    rng = random.Random(seed)
+    other = sbd.vocab_size - 1
+    sbd.draft_text = indexed([other if rng.random() < wrong else each for each in answer] for answer in wanted)
+    try:
+        found = generate_batch(sbd, prompts, settings=exact(prompt_lookup=2))
+    finally:
+        sbd.draft_text = None
+    assert [each.token_ids for each in found] == wanted
+    passes = [each.num_forwards for each in found]
+    assert max(passes) <= NEW
+    assert wrong or sum(passes) < NEW * len(passes) / 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_blocks_take_few_passes_more(
+    mode: str, count: int, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Each pass of `sbd` reveals a token, except those that keep a state: one in `MOST_REFED` tokens, or in two blocks, if
+    these are more. The prompt's pass reveals one where a block's first token is predicted by the one before it."""
+    sbd = recurrent_sbd("lfm2", trained_tokenizer, mode=mode)
+    assert sbd.sbd_config is not None
+    for size in (4, 16):
+        settings = DecodingSettings(method="sbd", block_size=size, max_new_tokens=85, sampler=FixedCount(count))
+        for each in generate_batch(sbd, prompts, settings=settings):
+            most = len(each.token_ids) + (not sbd.sbd_config.first_token_from_causal)
+            most += len(each.token_ids) // max(MOST_REFED, 2 * size)
+            assert each.num_forwards <= most
+            assert count > 1 or each.num_forwards > most - 2  # the bound is reached
+
+
+def test_the_engines_budget_counts_tokens_that_are_fed_again(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbd, budget = recurrent_sbd("lfm2", trained_tokenizer), 64
+    engine, seen = Engine(sbd, EngineLimits(max_num_batched_tokens=budget, kv_tokens=1024)), list[int]()
+    run = StateRunner.logits
+
+    def counting(self: StateRunner, inputs: ModelInput) -> Tensor:
+        assert inputs.plan.schedules is not None
+        rows = zip(inputs.plan.rows.tolist(), inputs.plan.schedules, strict=True)
+        seen.append(sum(each.tokens + self.refed(row, each.start) for row, each in rows))
+        return run(self, inputs)
+
+    monkeypatch.setattr(StateRunner, "logits", counting)
+    for number, prompt in enumerate(prompts * 2):
+        engine.submit(Request(str(number), prompt, exact(drafts="fixed")))
+    Log().run(engine)
+    assert budget // 2 < max(seen) <= budget
 
 
 @pytest.mark.usefixtures("random_drafts")

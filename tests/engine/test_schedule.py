@@ -81,3 +81,15 @@ def test_every_request_gets_on_within_as_many_passes_as_there_are_requests(rows:
 def test_a_short_prompt_is_fed_at_once_beside_a_long_one(short: int, long: int) -> None:
     rows = [RowSchedule(0, long, long, is_prefill=True), RowSchedule(0, short, short, is_prefill=True)], [3, 3]
     assert given_tokens(rows, 100) == [100 - short, short]
+
+
+@given(waiting(), st.integers(32, 600), st.data())
+def test_tokens_that_are_fed_again_count(rows: Batch, budget: int, data: st.DataObject) -> None:
+    """A pass is within its budget with those of the blocks that it feeds, unless one block alone is not."""
+    schedules, served = rows
+    refed = [0 if each.is_prefill else data.draw(st.integers(0, 60)) for each in schedules]
+    found = schedule(schedules, budget, served=served, refed=refed)
+    fed = [each.tokens + again for each, again in zip(found, refed, strict=True) if each.tokens]
+    blocks = [each for each in found if each.tokens and not each.is_prefill]
+    assert fed
+    assert sum(fed) <= budget or len(blocks) == 1

@@ -153,6 +153,38 @@ def test_the_loss_is_that_of_causal_passes(family: str, batch: dict[str, Tensor]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
+@pytest.mark.parametrize("family", RECURRENT)
+def test_an_adapter_on_the_block_leaves_clean_rows_their_bits(
+    family: str, batch: dict[str, Tensor], trained_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The base model's, in a training pass over rows with and without a block; tokens of a block get others."""
+    pytest.importorskip("peft")
+    from setblock.model.adapter.adapter import gate_of
+    from setblock.training.adapter import AdapterSection, add_adapter
+
+    sbd = SBDModel(tiny_model(family, vocab_size=len(trained_tokenizer)), trained_tokenizer)
+    sbd.prepare_for_training(block_sizes=[SIZE], logit_shift=True, causal_block=True)
+    inputs = inputs_of(batch, copies=2)
+    in_block = inputs.block_ids != CLEAN
+    places = torch.arange(in_block.numel())
+    base = training_logits(sbd.model, inputs, places).detach()
+    # Experts, and the Mamba layers that PEFT refuses, can't have one
+    modules = "all-linear" if family in ("lfm2", "qwen3_5_text") else ["q_proj", "k_proj", "v_proj"]
+    wrapped: Any = add_adapter(sbd, AdapterSection(r=4, only_noisy=True, target_modules=modules))
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name or "trainable_tokens" in name:
+            parameter.data.normal_()
+    gate = gate_of(sbd.model)
+    assert gate is not None
+    gate.set(in_block)
+    adapted = training_logits(sbd.model, inputs, places, wrapped=wrapped.train())
+    gate.set(None)
+    clean = (~in_block & (inputs.document_ids >= 0)).flatten()
+    assert torch.equal(adapted[clean], base[clean])
+    changed = (adapted != base).any(dim=1)[in_block.flatten()]
+    assert changed.all()
+
+
 def test_blocks_must_be_causal(trained_tokenizer: PreTrainedTokenizerBase) -> None:
     sbd = SBDModel(tiny_model("lfm2", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     with pytest.raises(SetBlockError, match="lfm2 keeps a recurrent state, so that its blocks are causal"):

@@ -230,8 +230,15 @@ class Engine:
         requests = self._running.batch.state.params.rows
         if not self._runner.prompts_apart:
             chunks = [each.settings.prefill_chunk for each in requests]
-            served = [sequence.served for sequence in self._running.sequences]
-            return schedule(whole, self.limits.max_num_batched_tokens, served=served, chunks=chunks)
+            return schedule(
+                whole,
+                self.limits.max_num_batched_tokens,
+                served=[sequence.served for sequence in self._running.sequences],
+                chunks=chunks if any(chunks) else None,
+                refed=None
+                if self._runner.most_refed is None
+                else [self._runner.refed(row, each.start) for row, each in enumerate(whole)],
+            )
         if any(each.is_prefill for each in whole):
             return prompts_in_parts(whole, requests, free_tokens=draft_lengths_of(self._model).free_tokens)
         return list(whole)

@@ -16,6 +16,7 @@ def schedule(
     *,
     served: Sequence[int],
     chunks: Sequence[int | None] | None = None,
+    refed: Sequence[int] | None = None,
 ) -> list[RowSchedule]:
     """Return the schedule of each request, empty where it has to wait. At least one request is fed. All together are fed at
     most `budget` tokens, unless a single block is larger than its share.
@@ -25,8 +26,9 @@ def schedule(
         budget: the most tokens of the pass.
         served: the number of the pass that last fed each request.
         chunks: the most tokens of each request's prompt in a pass, where it sets a number.
+        refed: how many known tokens before its `start` each request is fed again with a block; none by default.
     """
-    if sum(scheduled.tokens for scheduled in schedules) <= budget:
+    if chunks is None and sum(scheduled.tokens for scheduled in schedules) + sum(refed or ()) <= budget:
         return list(schedules)
     ends = [scheduled.start for scheduled in schedules]
     by_turn = sorted(range(len(schedules)), key=lambda index: served[index])
@@ -37,9 +39,10 @@ def schedule(
     # 1. Blocks
     used = 0
     for index in blocks:
-        if used == 0 or used + schedules[index].tokens <= budget - for_prompts:
+        tokens = schedules[index].tokens + (refed[index] if refed else 0)
+        if used == 0 or used + tokens <= budget - for_prompts:
             ends[index] = schedules[index].end
-            used += schedules[index].tokens
+            used += tokens
 
     # 2. Prompts: the shortest first, so that what it leaves of its share goes to the others
     left = max(budget - used, for_prompts, 1)
