@@ -122,8 +122,8 @@ class Counted(TorchDispatchMode):
 
 
 class Steps:
-    """What methods of vLLM's model runner run, by kind: a "step" over the requests of the last one, one with "others", a "join",
-    a "leave"."""
+    """What methods of vLLM's model runner run, by kind: a "step" over the requests of the last one, one over "others", a
+    "join", a "leave"."""
 
     def __init__(self) -> None:
         self.counts: dict[str, list[Counted]] = {"step": [], "others": [], "join": [], "leave": []}
