@@ -1,7 +1,7 @@
 """Answer the same requests in vLLM plainly, by n-gram speculation, and in blocks: passes, seconds and texts.
 
     BENCHMARK=plugins/setblock-vllm/benchmarks/speculation.py
-    # in the repository's environment: the requests, and what `setblock generate` answers
+    # in the repository's environment: the requests
     .venv/bin/python $BENCHMARK questions --task tasks/orders.py --model models/smollm2-orders --questions runs/orders.jsonl
     # in vLLM's (`make setup-vllm`), on an idle machine
     .venv-vllm/bin/python $BENCHMARK run --questions runs/orders.jsonl --model models/smollm2-orders --json orders.json
@@ -26,7 +26,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,7 @@ ON_A_CPU = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
-_PASSES = {"plain": None, "ngram": "vllm:spec_decode_num_drafts"}
-_OF_BLOCKS = "vllm:diffusion_num_denoising_steps"
+_PASSES, _ACCEPTED = "vllm:diffusion_num_denoising_steps", "vllm:spec_decode_num_accepted_tokens"
 _RESAMPLES = 2_000
 _RESULTS = Path(__file__).parent / "results"
 _PAGE = Path(__file__).resolve().parents[3] / "docs" / "vllm.md"
@@ -59,30 +60,20 @@ class Round:
     seconds: float  # of all
     token_ids: list[list[int]]
     each: list[float] = field(default_factory=list)  # seconds of each request
-    passes: int | None = None  # of all, prompts aside; None where vLLM counts none
+    passes: int = 0  # of all, prompts aside
 
 
 def write_questions(options: argparse.Namespace) -> None:
-    """Write a line for each request: its token ids and what `setblock generate` answers, in float32."""
-    import torch
-
+    """Write a line for each request: its token ids."""
     import setblock
     from setblock.data.tasks import task_named
     from setblock.decoding.answer.prompt import encode_prompt
-    from setblock.decoding.settings.resolve import requested_settings
 
-    model = setblock.load(options.model, dtype=torch.float32, adapter=options.adapter)
+    tokenizer = setblock.load(options.model).tokenizer
     options.questions.parent.mkdir(parents=True, exist_ok=True)
     with options.questions.open("w") as file:
         for example in islice(task_named(options.task).examples("test"), options.count):
-            token_ids = encode_prompt(model.tokenizer, example.messages, raw=False)
-            line: dict[str, Any] = {"token_ids": token_ids, "answer": example.answer}
-            for name, extra in contenders(options).items():
-                if extra is not None:
-                    settings = replace(requested_settings(extra), max_new_tokens=options.max_tokens, drafts="fixed")
-                    found = setblock.generate(model, example.messages, settings=settings)
-                    line[name] = {"token_ids": found.token_ids, "passes": found.passes.decoding}
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"token_ids": encode_prompt(tokenizer, example.messages, raw=False)}) + "\n")
 
 
 def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
@@ -131,15 +122,15 @@ def answer_all(options: argparse.Namespace) -> list[Round]:
     params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0, extra_args=extra or None)
     prompts = [each["token_ids"] for each in questions]
     _answer(engine, prompts[:8], params, at_once=8)
-    name = _OF_BLOCKS if extra else _PASSES[options.contender]
+    name = _PASSES if extra else _ACCEPTED
     rounds = []
     for at_once in options.at_once:
         for _ in range(options.rounds):
             before = _metric(engine, name)
             found = _answer(engine, prompts, params, at_once=at_once)
-            found.passes = None if name is None else _metric(engine, name) - before
-            if name is None:  # a pass for each token after the first, which the prompt's pass gives
-                found.passes = sum(len(each) - 1 for each in found.token_ids)
+            found.passes = _metric(engine, name) - before
+            if not extra:  # a pass for each token after the first, which the prompt's pass gives, but for accepted ones
+                found.passes = sum(len(each) - 1 for each in found.token_ids) - found.passes
             rounds.append(found)
     return rounds
 
@@ -164,7 +155,7 @@ def _answer(engine: Any, prompts: list[list[int]], params: Any, *, at_once: int)
     return Round(at_once, time.perf_counter() - start, [found[n] for n in order], [each[n] for n in order])
 
 
-def _metric(engine: Any, name: str | None) -> int:
+def _metric(engine: Any, name: str) -> int:
     return next((int(each.value) for each in engine.get_metrics() if each.name == name), 0)
 
 
@@ -176,7 +167,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         "adapter": options.adapter,
         "dtype": options.dtype,
         "requests": len(questions),
-        "tokens": options.max_tokens,
+        "max_tokens": options.max_tokens,
+        "pass_tokens": options.pass_tokens,
+        "vllm": version("vllm"),
+        "threads": os.environ.get("OMP_NUM_THREADS", os.cpu_count()),
+        "date": date.today().isoformat(),
         "rounds": {},
     }
     kept = _RESULTS / options.json
@@ -194,12 +189,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 subprocess.run([sys.executable, __file__, *words], env=environment, check=True)
                 found["rounds"][name] = json.loads(Path(file.name).read_text())
         rounds = {who: [Round(**each) for each in its] for who, its in found["rounds"].items()}
-        found["contenders"] = {who: _summary(who, rounds, questions) for who in rounds}
+        found["contenders"] = {who: _summary(who, rounds) for who in rounds}
         kept.write_text(json.dumps(found) + "\n")
     return found
 
 
-def _summary(name: str, rounds: dict[str, list[Round]], questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _summary(name: str, rounds: dict[str, list[Round]]) -> list[dict[str, Any]]:
     """Return what one contender took for each number of requests at once."""
     rows = []
     for at_once in dict.fromkeys(each.at_once for each in rounds[name]):
@@ -213,14 +208,8 @@ def _summary(name: str, rounds: dict[str, list[Round]], questions: list[dict[str
             "as_plain": sum(mine == its for mine, its in zip(own[0].token_ids, plain[0].token_ids, strict=True)),
         }
         if at_once == 1:
-            row["faster"] = _interval(
-                [_best(plain, n) for n in range(len(questions))], [_best(own, n) for n in range(len(questions))]
-            )
-        if name in questions[0]:
-            row["as_generate"] = sum(
-                mine == its[name]["token_ids"] for mine, its in zip(own[0].token_ids, questions, strict=True)
-            )
-            row["passes_of_generate"] = sum(each[name]["passes"] for each in questions)
+            numbers = range(len(own[0].token_ids))
+            row["faster"] = _interval([_best(plain, n) for n in numbers], [_best(own, n) for n in numbers])
         rows.append(row)
     return rows
 
@@ -248,14 +237,21 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     ]
     for found in results:
         for name, rows in found["contenders"].items():
+            if name == "plain" and found["pass_tokens"]:  # it is in another file
+                continue
             for row in rows:
                 best = min(row["seconds"])
                 faster = "{:.2f} ({:.2f} to {:.2f})".format(*row["faster"]) if "faster" in row else ""
                 model = f"`{Path(found['model']).name}`"
                 if found["adapter"] and name in ("exact", "sbd"):
                     model += f" with `{Path(found['adapter']).name}`"
+                fed = (
+                    f", {found['pass_tokens']} tokens a pass"
+                    if found["pass_tokens"] and name in ("exact", "sbd")
+                    else ""
+                )
                 lines.append(
-                    f"| {model} | {_NAMES[name]} | {row['at_once']} "
+                    f"| {model} | {_NAMES[name]}{fed} | {row['at_once']} "
                     f"| {best:.1f} | {row['tokens'] / best:.0f} | {faster} | {row['passes']} "
                     f"| {row['as_plain']} of {found['requests']} |"
                 )
@@ -268,8 +264,13 @@ _NAMES = {"plain": "plain", "ngram": "n-gram", "exact": "`exact`", "sbd": "`sbd`
 def write_table() -> None:
     """Write the table of all results into the page, between its marks."""
     results = [json.loads(path.read_text()) for path in sorted(_RESULTS.glob("*.json"))]
+    first = results[0]
+    how = (
+        f"Seconds for {first['requests']} requests on a CPU ({first['dtype']}, vLLM {first['vllm']}, {first['threads']} "
+        f"threads, {first['date']}). Blocks run in Model Runner V2, some of whose kernels a CPU interprets."
+    )
     before, _, rest = _PAGE.read_text().partition(_BEGIN)
-    _PAGE.write_text(f"{before}{_BEGIN}\n\n{table(results)}\n\n{_END}{rest.partition(_END)[2]}")
+    _PAGE.write_text(f"{before}{_BEGIN}\n\n{how}\n\n{table(results)}\n\n{_END}{rest.partition(_END)[2]}")
 
 
 def options_of() -> argparse.Namespace:
