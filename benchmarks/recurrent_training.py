@@ -131,7 +131,7 @@ def row_losses(
     inputs = cut_inputs(rows, halves, copies=copies, logit_shift=True, seed=seed)
     where: dict[str, Any] = {"position_ids": inputs.position_ids, "attention_mask": None}
     logits = logits_at(model, torch.cat([inputs.ntp.index, inputs.matp.index]), input_ids=inputs.input_ids, **where)
-    ntp, matp = logits.float().split([len(inputs.ntp.index), len(inputs.matp.index)])
+    ntp, matp = torch.split(logits.float(), [len(inputs.ntp.index), len(inputs.matp.index)])
     return Losses(
         cross_entropy(ntp, inputs.ntp.token_ids, reduction="sum"),
         cross_entropy(matp, inputs.matp.token_ids, reduction="sum"),
@@ -219,7 +219,8 @@ def state_losses(model: PreTrainedModel, rows: dict[str, Tensor], halves: Sequen
         where: dict[str, Any] = {"position_ids": torch.arange(start, end).expand(len(pieces), -1), "cache": cache}
         read = index if len(index) else torch.zeros(1, dtype=torch.long)
         logits = logits_at(model, read, input_ids=tokens, attention_mask=None, **where)[: len(index)]
-        ntp, matp = cross_entropy(logits.float(), token_ids, reduction="none").split([len(each) for each in targets])
+        losses = cross_entropy(logits.float(), token_ids, reduction="none")
+        ntp, matp = torch.split(losses, [len(each) for each in targets])
         losses.ntp, losses.matp = losses.ntp + ntp.sum(), losses.matp + matp.sum()
         losses.ntp_count, losses.matp_count = losses.ntp_count + len(ntp), losses.matp_count + len(matp)
         losses.fed += sum(len(piece.token_ids) for piece in pieces)

@@ -1,15 +1,20 @@
 """Answer the same requests in vLLM plainly, by n-gram speculation, and in blocks: passes, seconds and texts.
 
     BENCHMARK=plugins/setblock-vllm/benchmarks/speculation.py
-    # in the repository's environment: the requests, and what `setblock generate` answers
-    .venv/bin/python $BENCHMARK questions --task tasks/orders.py --model models/smollm2-orders --out runs/orders.jsonl
+    # in the repository's environment: the requests
+    .venv/bin/python $BENCHMARK questions --task tasks/orders.py --model models/smollm2-orders --questions runs/orders.jsonl
     # in vLLM's (`make setup-vllm`), on an idle machine
-    .venv-vllm/bin/python $BENCHMARK run --questions runs/orders.jsonl --model models/smollm2-orders --at-once 1 8 32
+    .venv-vllm/bin/python $BENCHMARK run --questions runs/orders.jsonl --model models/smollm2-orders --json orders.json
+    # all results as the table of docs/vllm.md, which is written there
+    .venv/bin/python $BENCHMARK table
 
-Each contender has a process of its own, one after the other, and answers all requests once before it is timed. As many requests
-as `--at-once` says run together: when one ends the next begins. On a CPU, plain decoding and speculation run in
-Model Runner V1; blocks need V2, whose kernels a CPU interprets. The seconds of one at a time are those of each
-request, and their ratio to plain decoding has a 95% interval by bootstrap over requests.
+Each contender has a process of its own, one after the other, and answers eight requests before it is timed. As many requests
+as `--at-once` says run together: when one ends the next begins. What a contender gave is written at once to the file of
+`--json`, in `results`, so that a run that was interrupted goes on after it. Intervals are those of 95% by bootstrap over
+requests, of how many times as fast as plain decoding the requests were, one at a time.
+
+On a CPU, plain decoding and speculation run as vLLM's users have them there: Model Runner V1 with its kernels in C++. Blocks
+need V2, whose own kernels a CPU interprets.
 """
 
 import argparse
@@ -20,7 +25,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +36,6 @@ from typing import Any
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 # What the tests set, too: vLLM on a CPU, without a compiler for its kernels
 ON_A_CPU = {
-    "TRITON_INTERPRET": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -38,9 +45,11 @@ ON_A_CPU = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
-_PASSES = {"plain": None, "ngram": "vllm:spec_decode_num_drafts"}
-_OF_BLOCKS = "vllm:diffusion_num_denoising_steps"
+_PASSES, _ACCEPTED = "vllm:diffusion_num_denoising_steps", "vllm:spec_decode_num_accepted_tokens"
 _RESAMPLES = 2_000
+_RESULTS = Path(__file__).parent / "results"
+_PAGE = Path(__file__).resolve().parents[3] / "docs" / "vllm.md"
+_BEGIN, _END = "<!-- speculation.py table -->", "<!-- end of the table -->"
 
 
 @dataclass
@@ -51,52 +60,50 @@ class Round:
     seconds: float  # of all
     token_ids: list[list[int]]
     each: list[float] = field(default_factory=list)  # seconds of each request
-    passes: int | None = None  # of all, prompts aside; None where vLLM counts none
+    passes: int = 0  # of all, prompts aside
 
 
 def write_questions(options: argparse.Namespace) -> None:
-    """Write a line for each request: its token ids and what `setblock generate` answers, in float32."""
-    import torch
-
+    """Write a line for each request: its token ids."""
     import setblock
     from setblock.data.tasks import task_named
     from setblock.decoding.answer.prompt import encode_prompt
-    from setblock.decoding.settings.resolve import requested_settings
 
-    model = setblock.load(options.model, dtype=torch.float32)
-    with options.out.open("w") as file:
+    tokenizer = setblock.load(options.model).tokenizer
+    options.questions.parent.mkdir(parents=True, exist_ok=True)
+    with options.questions.open("w") as file:
         for example in islice(task_named(options.task).examples("test"), options.count):
-            token_ids = encode_prompt(model.tokenizer, example.messages, raw=False)
-            line: dict[str, Any] = {"token_ids": token_ids, "answer": example.answer}
-            for name, extra in contenders(options).items():
-                if extra is not None:
-                    settings = replace(requested_settings(extra), max_new_tokens=options.max_tokens, drafts="fixed")
-                    found = setblock.generate(model, example.messages, settings=settings)
-                    line[name] = {"token_ids": found.token_ids, "passes": found.passes.decoding}
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({"token_ids": encode_prompt(tokenizer, example.messages, raw=False)}) + "\n")
 
 
 def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     """Return the contenders, with the request parameters of those that decode in blocks."""
-    return {
+    every: dict[str, dict[str, Any] | None] = {
         "plain": None,
         "ngram": None,
         "exact": {"method": "exact"},
         "sbd": {"method": "sbd", "gamma": options.gamma},
     }
+    return {name: every[name] for name in options.contenders}
 
 
 def answer_all(options: argparse.Namespace) -> list[Round]:
     """Answer as one contender, in this process."""
+    extra = contenders(options)[options.contender]
+    if (
+        options.cpu and not extra
+    ):  # no user of vLLM's CPU build has the tests' stand-in for Triton: kernels are in C++ then
+        from triton.backends import backends
+
+        backends.pop("cpu", None)
     from vllm import LLM, SamplingParams
 
     from setblock.model.loading.named import resolved
     from setblock_vllm.config import overrides_for
 
-    extra = contenders(options)[options.contender]
     questions = [json.loads(line) for line in options.questions.read_text().splitlines()]
     folder = resolved(options.model)
-    arguments: dict[str, Any] = {"hf_overrides": overrides_for(folder)} if extra else {}
+    arguments: dict[str, Any] = {"hf_overrides": overrides_for(folder, adapter=options.adapter)} if extra else {}
     if options.contender == "ngram":
         arguments["speculative_config"] = NGRAM
     if options.pass_tokens and extra:
@@ -114,16 +121,16 @@ def answer_all(options: argparse.Namespace) -> list[Round]:
     )
     params = SamplingParams(max_tokens=options.max_tokens, temperature=0.0, extra_args=extra or None)
     prompts = [each["token_ids"] for each in questions]
-    _answer(engine, prompts, params, at_once=max(options.at_once))
-    name = _OF_BLOCKS if extra else _PASSES[options.contender]
+    _answer(engine, prompts[:8], params, at_once=8)
+    name = _PASSES if extra else _ACCEPTED
     rounds = []
     for at_once in options.at_once:
         for _ in range(options.rounds):
             before = _metric(engine, name)
             found = _answer(engine, prompts, params, at_once=at_once)
-            found.passes = None if name is None else _metric(engine, name) - before
-            if name is None:  # a pass for each token after the first, which the prompt's pass gives
-                found.passes = sum(len(each) - 1 for each in found.token_ids)
+            found.passes = _metric(engine, name) - before
+            if not extra:  # a pass for each token after the first, which the prompt's pass gives, but for accepted ones
+                found.passes = sum(len(each) - 1 for each in found.token_ids) - found.passes
             rounds.append(found)
     return rounds
 
@@ -148,31 +155,46 @@ def _answer(engine: Any, prompts: list[list[int]], params: Any, *, at_once: int)
     return Round(at_once, time.perf_counter() - start, [found[n] for n in order], [each[n] for n in order])
 
 
-def _metric(engine: Any, name: str | None) -> int:
+def _metric(engine: Any, name: str) -> int:
     return next((int(each.value) for each in engine.get_metrics() if each.name == name), 0)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Let each contender answer in a process of its own, and compare."""
+    """Let each contender answer in a process of its own, and compare. Contenders in the file of results are not run again."""
     questions = [json.loads(line) for line in options.questions.read_text().splitlines()]
-    rounds: dict[str, list[Round]] = {}
-    for name, extra in contenders(options).items():
-        environment = dict(os.environ) | (ON_A_CPU if options.cpu else {})
-        # A CPU interprets the kernels of Model Runner V2's sampler, which is no fair rival
-        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if extra or not options.cpu else "0"
-        with tempfile.NamedTemporaryFile(suffix=".json") as file:
-            words = [*sys.argv[1:], "--contender", name, "--json", file.name]
-            subprocess.run([sys.executable, __file__, *words], env=environment, check=True)
-            rounds[name] = [Round(**each) for each in json.loads(Path(file.name).read_text())]
-    return {
+    found: dict[str, Any] = {
         "model": options.model,
+        "adapter": options.adapter,
         "dtype": options.dtype,
         "requests": len(questions),
-        "contenders": {name: _summary(name, rounds, questions) for name in rounds},
+        "max_tokens": options.max_tokens,
+        "pass_tokens": options.pass_tokens,
+        "vllm": version("vllm"),
+        "threads": os.environ.get("OMP_NUM_THREADS", os.cpu_count()),
+        "date": date.today().isoformat(),
+        "rounds": {},
     }
+    kept = _RESULTS / options.json
+    if kept.exists():
+        found = json.loads(kept.read_text())
+    _RESULTS.mkdir(exist_ok=True)
+    for name, extra in contenders(options).items():
+        if name not in found["rounds"]:
+            environment = dict(os.environ) | (ON_A_CPU if options.cpu else {})
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if extra or not options.cpu else "0"
+            if options.cpu and extra:
+                environment["TRITON_INTERPRET"] = "1"
+            with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                words = [*sys.argv[1:], "--contender", name, "--answers", file.name]
+                subprocess.run([sys.executable, __file__, *words], env=environment, check=True)
+                found["rounds"][name] = json.loads(Path(file.name).read_text())
+        rounds = {who: [Round(**each) for each in its] for who, its in found["rounds"].items()}
+        found["contenders"] = {who: _summary(who, rounds) for who in rounds}
+        kept.write_text(json.dumps(found) + "\n")
+    return found
 
 
-def _summary(name: str, rounds: dict[str, list[Round]], questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _summary(name: str, rounds: dict[str, list[Round]]) -> list[dict[str, Any]]:
     """Return what one contender took for each number of requests at once."""
     rows = []
     for at_once in dict.fromkeys(each.at_once for each in rounds[name]):
@@ -186,14 +208,8 @@ def _summary(name: str, rounds: dict[str, list[Round]], questions: list[dict[str
             "as_plain": sum(mine == its for mine, its in zip(own[0].token_ids, plain[0].token_ids, strict=True)),
         }
         if at_once == 1:
-            row["faster"] = _interval(
-                [_best(plain, n) for n in range(len(questions))], [_best(own, n) for n in range(len(questions))]
-            )
-        if name in questions[0]:
-            row["as_generate"] = sum(
-                mine == its[name]["token_ids"] for mine, its in zip(own[0].token_ids, questions, strict=True)
-            )
-            row["passes_of_generate"] = sum(each[name]["passes"] for each in questions)
+            numbers = range(len(own[0].token_ids))
+            row["faster"] = _interval([_best(plain, n) for n in numbers], [_best(own, n) for n in numbers])
         rows.append(row)
     return rows
 
@@ -213,33 +229,60 @@ def _ratio(pairs: list[tuple[float, float]]) -> float:
     return sum(each for each, _ in pairs) / sum(each for _, each in pairs)
 
 
-def table(found: dict[str, Any]) -> str:
+def table(results: Sequence[dict[str, Any]]) -> str:
     """Return what was found as a table."""
     lines = [
-        "| | at once | seconds | tokens a second | passes | as plain | as `generate`, passes |",
-        "|---|---|---|---|---|---|---|",
+        "| | | at once | seconds | tokens a second | alone, times as fast as plain (95%) | passes | texts as plain |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, rows in found["contenders"].items():
-        for row in rows:
-            best = min(row["seconds"])
-            same = f"{row['as_generate']}, {row['passes_of_generate']}" if "as_generate" in row else ""
-            faster = ", {:.2f} times ({:.2f} to {:.2f})".format(*row["faster"]) if "faster" in row else ""
-            lines.append(
-                f"| {name} | {row['at_once']} | {best:.1f}{faster} | {row['tokens'] / best:.1f} | {row['passes']} "
-                f"| {row['as_plain']} of {found['requests']} | {same} |"
-            )
+    for found in results:
+        for name, rows in found["contenders"].items():
+            if name == "plain" and found["pass_tokens"]:  # it is in another file
+                continue
+            for row in rows:
+                best = min(row["seconds"])
+                faster = "{:.2f} ({:.2f} to {:.2f})".format(*row["faster"]) if "faster" in row else ""
+                model = f"`{Path(found['model']).name}`"
+                if found["adapter"] and name in ("exact", "sbd"):
+                    model += f" with `{Path(found['adapter']).name}`"
+                fed = (
+                    f", {found['pass_tokens']} tokens a pass"
+                    if found["pass_tokens"] and name in ("exact", "sbd")
+                    else ""
+                )
+                lines.append(
+                    f"| {model} | {_NAMES[name]}{fed} | {row['at_once']} "
+                    f"| {best:.1f} | {row['tokens'] / best:.0f} | {faster} | {row['passes']} "
+                    f"| {row['as_plain']} of {found['requests']} |"
+                )
     return "\n".join(lines)
+
+
+_NAMES = {"plain": "plain", "ngram": "n-gram", "exact": "`exact`", "sbd": "`sbd`"}
+
+
+def write_table() -> None:
+    """Write the table of all results into the page, between its marks."""
+    results = [json.loads(path.read_text()) for path in sorted(_RESULTS.glob("*.json"))]
+    first = results[0]
+    how = (
+        f"Seconds for {first['requests']} requests on a CPU ({first['dtype']}, vLLM {first['vllm']}, {first['threads']} "
+        f"threads, {first['date']}). Blocks run in Model Runner V2, some of whose kernels a CPU interprets."
+    )
+    before, _, rest = _PAGE.read_text().partition(_BEGIN)
+    _PAGE.write_text(f"{before}{_BEGIN}\n\n{how}\n\n{table(results)}\n\n{_END}{rest.partition(_END)[2]}")
 
 
 def options_of() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["questions", "run"])
-    parser.add_argument("--model", required=True, help="a checkpoint's folder, or a name that `setblock` knows")
+    parser.add_argument("what", choices=["questions", "run", "table"])
+    parser.add_argument("--model", help="a checkpoint's folder, or a name that `setblock` knows")
     parser.add_argument("--task", help="of `questions`: its name or its file")
     parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--questions", type=Path)
+    parser.add_argument("--questions", type=Path, help="the file of requests, which `questions` writes and `run` reads")
+    parser.add_argument("--adapter", help="an adapter's folder; its model needs no training")
+    parser.add_argument("--contenders", nargs="+", choices=[*_NAMES], default=[*_NAMES])
     parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=256)
@@ -250,7 +293,8 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--eager", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--cpu", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--contender", help=argparse.SUPPRESS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    parser.add_argument("--answers", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--json", metavar="NAME", help="of `run`: where results are kept, in `results`")
     return parser.parse_args()
 
 
@@ -259,13 +303,12 @@ def main() -> None:
     options = options_of()
     if options.what == "questions":
         write_questions(options)
+    elif options.what == "table":
+        write_table()
     elif options.contender:
-        options.json.write_text(json.dumps([asdict(each) for each in answer_all(options)]))
+        options.answers.write_text(json.dumps([asdict(each) for each in answer_all(options)]))
     else:
-        found = run(options)
-        print(table(found))
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
+        print(table([run(options)]))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def serve(
             fed[index] = min(chunk, len(requests[index].written) - start)
         served = sorted(fed, reverse=True)  # an order that means nothing
         pass_of = slots.prepare(
-            torch.tensor([index + 1 for index in served]),
+            [index + 1 for index in served],
             torch.tensor([fed[index] for index in served]),
             most=max([1, *(fed[index] for index in running)]),
             has_prompts=bool(prompts),
@@ -124,10 +124,7 @@ def serve(
             known = full_logits(model, tokens, start + causal)[start:]
             logits[index] = pad(known, (0, 0, 0, fed[index] - len(known)), value=torch.nan)  # of the padding
         # 2. What it hands over
-        in_rows = (
-            served if pass_of.rows is None else [index for _, index in sorted(zip(pass_of.rows, served, strict=True))]
-        )
-        wanted = [logits[index][outputs - fed[index]] for index, outputs in zip(in_rows, pass_of.outputs, strict=True)]
+        wanted = [logits[index][outputs - fed[index]] for index, outputs in zip(served, pass_of.outputs, strict=True)]
         tokens_of, committed = slots.update(pass_of, torch.cat(wanted))
         prompts = {index: start + fed[index] for index, start in prompts.items()}
         arrived = [index for index, start in prompts.items() if start == len(requests[index].written)]

@@ -102,8 +102,6 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             if prepared.is_prefill is not None:
                 tokens = torch.where(prepared.is_prefill[:, None], input_batch.input_ids[at], tokens)
             input_batch.input_ids[at] = tokens.to(input_batch.input_ids.dtype)
-            if prepared.rows is not None:
-                first = torch.empty_like(first).scatter_(0, prepared.rows, first)
             input_batch.logits_indices = (first[:, None] + prepared.outputs).flatten()
         return super().prepare_inputs(input_batch, req_states)
 
@@ -155,7 +153,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             return None
         drafts, starts = input_batch.num_draft_tokens_per_req, input_batch.query_start_loc[: input_batch.num_reqs + 1]
         return self.slots.prepare(
-            input_batch.idx_mapping,
+            [self._slot_of[each] for each in input_batch.req_ids],
             starts.diff().long(),
             most=max(1, 0 if drafts is None else int(drafts.max())),
             has_prompts=bool(input_batch.is_prefilling_np.any()),

@@ -108,40 +108,60 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
 
 
 class Counted(TorchDispatchMode):
-    """Counts what a step runs: operations, those in which a host list becomes a tensor, and those that wait for a device."""
+    """Counts operations, and those in which a host list becomes a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[int] = []
-        self.steps: list[Synchronisations] = []
-        self.lists = 0
-        self._count = 0
+        self.operations = self.lists = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         self.lists += name == "lift_fresh"
-        self._count += not func.is_view and name not in _ONLY_MEMORY
+        self.operations += not func.is_view and name not in _ONLY_MEMORY
         return func(*args, **(kwargs or {}))
 
-    def of(self, method: Any, *, ends: bool) -> Any:
-        """A method of a step, counted. The last one of a step `ends` it."""
 
-        def counted(*args: Any, **named: Any) -> Any:
-            step = Synchronisations()
-            with step, self:
-                result = method(*args, **named)
-            self.steps.append(step)
-            if ends:
-                self.operations.append(self._count)
-                self._count = 0
+class Steps:
+    """What methods of vLLM's model runner run, by kind: a "step" over the requests of the last one, one over "others", a
+    "join", a "leave"."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, list[Counted]] = {"step": [], "others": [], "join": [], "leave": []}
+        self.waits: list[Any] = []
+        self._last: list[str] = []
+        self._step = Counted()
+
+    def of(self, method: Any, kind: str | None) -> Any:
+        """A method, counted. None: one of a step, which `prepare_attn` begins."""
+
+        def counted(owner: Any, *args: Any, **named: Any) -> Any:
+            if kind is not None:
+                current = Counted()
+                self.counts[kind].append(current)
+            elif method.__name__ == "prepare_attn":
+                req_ids = list(args[0].req_ids)
+                self._step = current = Counted()
+                self.counts["step" if req_ids == self._last else "others"].append(current)
+                self._last = req_ids
+            else:
+                current = self._step
+            waits = Synchronisations()
+            with waits, current:
+                result = method(owner, *args, **named)
+            self.waits += [dict(waits.counts)] if waits.total else []
             return result
 
         return counted
 
+    def most(self, kind: str, what: str) -> int:
+        """The median of operations, or the most lists."""
+        found = [getattr(each, what) for each in self.counts[kind]]
+        return int(median(found)) if what == "operations" else max(found)
+
 
 def test_a_step_waits_for_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No value is read and no list becomes a tensor in a step, whatever takes part; requests come and go between steps."""
-    counted = Counted()
+    """No value is read, and as long as the same requests take part no list becomes a tensor. When others do, one does: which
+    rows of the table take part. A request that joins is written into its row, and one that leaves runs nothing."""
     build, from_numpy = vllm_api.build_attn_metadata, torch.from_numpy
 
     def uncounted(function: Any) -> Any:
@@ -153,30 +173,31 @@ def test_a_step_waits_for_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setitem(vars(vllm_api), "build_attn_metadata", uncounted(build))  # vLLM's own
     monkeypatch.setattr(torch, "from_numpy", uncounted(from_numpy))  # what the host keeps
-    for owner, name in (
-        (SetBlockModelState, "prepare_attn"),
-        (SetBlockModelState, "prepare_inputs"),
-        (BlockSampler, "__call__"),
-    ):
-        method = getattr(owner, name)
-        monkeypatch.setattr(owner, name, _method(counted.of(method, ends=name == "__call__")))
+    monkeypatch.setattr(vllm_api.DefaultModelState, "add_request", uncounted(vllm_api.DefaultModelState.add_request))
+    methods = {
+        (SetBlockModelState, "prepare_attn"): None,
+        (SetBlockModelState, "prepare_inputs"): None,
+        (BlockSampler, "__call__"): None,
+        (SetBlockModelState, "add_request"): "join",
+        (SetBlockModelState, "remove_request"): "leave",
+    }
+    originals = {each: getattr(*each) for each in methods}
     exact, sbd = {"method": "exact"}, {"method": "sbd", "gamma": 0.03}
     questions = [problem.question for problem in problems(4)]
-    for extra, most in (([exact] * 4, 180), ([sbd] * 4, 160), ([exact, sbd, {"method": "ntp"}, exact], 270)):
-        counted.operations.clear()
+    for extra, most in (([exact] * 4, 165), ([sbd] * 4, 140), ([exact, sbd, {"method": "ntp"}, exact], 250)):
+        steps = Steps()
+        for (owner, name), kind in methods.items():
+            monkeypatch.setattr(owner, name, steps.of(originals[owner, name], kind))
         with as_on_an_accelerator():
             ask(engine, questions, extra)
-        assert len(counted.operations) > 5
-        assert median(counted.operations) <= most, "when commits were passes of their own: 258, 212, 332"
-    assert [dict(step.counts) for step in counted.steps if step.total] == []
-    assert counted.lists == 0
-
-
-def _method(function: Any) -> Any:
-    def method(self: Any, *args: Any, **named: Any) -> Any:
-        return function(self, *args, **named)
-
-    return method
+        print(
+            "OPS", {k: (len(v), steps.most(k, "operations"), steps.most(k, "lists")) for k, v in steps.counts.items()}
+        )
+        assert steps.most("step", "operations") <= most
+        assert steps.most("others", "operations") <= most + 100
+        assert steps.most("leave", "operations") == 0
+        assert [steps.most(kind, "lists") for kind in ("step", "others", "leave")] == [0, 1, 0]
+        assert steps.waits == []
 
 
 def test_a_cached_prefix_changes_nothing(engine: Any) -> None:

@@ -38,6 +38,7 @@ _INTEGERS: dict[str, tuple[str, ...]] = {
 }
 _FLAGS: dict[str, tuple[str, ...]] = {"cache": ("prefilled",), "answer": ("finished", "failed")}
 _PACKED = [(group, name) for groups in (_INTEGERS, _FLAGS) for group, names in groups.items() for name in names]
+_PACKED.sort(key=lambda field: field[0] == "record")  # last, as a state may have none
 
 # The other fields, with their sizes after the rows. The last four are there only if log-probabilities are kept
 _WIDE: dict[tuple[str, str], Callable[[BatchParams], tuple[int, ...]]] = {
@@ -90,8 +91,11 @@ class StateTable:
         self._first_logits = self._columns.numbers[:, :0]  # [T, V] float32; [T, 0] before any row has some
 
     @torch.inference_mode()
-    def load(self, rows: Tensor, requests: Sequence[RequestParams], *, may_prefill: bool = True) -> BatchState:
-        """Return a copy of the state of `rows` [R] int64, whose requests are `requests` [R], as narrow as possible."""
+    def load(
+        self, rows: Tensor, requests: Sequence[RequestParams], *, may_prefill: bool = True, records: bool = True
+    ) -> BatchState:
+        """Return a copy of the state of `rows` [R] int64, whose requests are `requests` [R], as narrow as possible. Without
+        `records`, what passes do is not recorded, and the table keeps what it has of it."""
         columns = Columns(*(each.index_select(0, rows) for each in vars(self._columns).values()))
         params = BatchParams(
             requests, self._sbd_config, device=self.device, columns=columns, confidences=self._confidences
@@ -101,6 +105,8 @@ class StateTable:
         for (group, name), each in zip(_PACKED, packed, strict=True):
             found[group][name] = each > 0 if name in _FLAGS.get(group, ()) else each
         for field, size in _WIDE.items():
+            if field[0] == "record" and not records:
+                continue
             found[field[0]][field[1]] = (
                 columns.numbers.new_empty((len(requests), *[0] * len(size(params))))
                 if field in _OF_LOGPROBS and params.num_alternatives is None
@@ -113,7 +119,7 @@ class StateTable:
             block=Block(**found["block"]),
             answer=Answer(**found["answer"]),
             first_logits=self._first_logits.index_select(0, rows),
-            record=Record(**found["record"]),
+            record=Record(**found["record"]) if records else None,
             draft_text=self._draft_text,
             may_prefill=may_prefill,
         )
@@ -122,19 +128,22 @@ class StateTable:
     def store(self, rows: Tensor, state: BatchState) -> None:
         """Write a state that `load` has given, changed by passes, back to its `rows` [R] int64."""
         self._reserve(state)
-        packed = [getattr(getattr(state, group), name) for group, name in _PACKED]
-        self._packed.index_copy_(0, rows, torch.stack([each.long() for each in packed], dim=1))
+        fields = [each for each in _PACKED if each[0] != "record" or state.record is not None]
+        packed = torch.stack([getattr(getattr(state, group), name).long() for group, name in fields], dim=1)
+        _narrow(self._packed, packed.shape[1:]).index_copy_(0, rows, packed.to(self.device))
         for (group, name), whole in self._wide.items():
             if (group, name) in _OF_LOGPROBS and state.params.num_alternatives is None:
                 continue
+            if group == "record" and state.record is None:
+                continue
             part = getattr(getattr(state, group) if group else state, name)
-            _narrow(whole, part.shape[1:]).index_copy_(0, rows, part)
+            _narrow(whole, part.shape[1:]).index_copy_(0, rows, part.to(self.device))
         if state.first_logits.shape[1]:
             self._first_logits.index_copy_(0, rows, state.first_logits)
 
     @torch.inference_mode()
     def write(self, row: int, state: BatchState) -> None:
-        """Write the state of a request, of one row, into a free `row`."""
+        """Write the state of a request, of one row, into a free `row`. The state may be on the host."""
         self._reserve(state)
         for whole in (*self._wide.values(), self._first_logits):
             whole[row].zero_()
@@ -169,12 +178,14 @@ class StateTable:
         """Replace each tensor that a state doesn't fit into by a larger one."""
         for field, size in _WIDE.items():
             of_logprobs = field in _OF_LOGPROBS
+            if field[0] == "record" and state.record is None:
+                continue
             if of_logprobs and field not in self._wide and state.params.num_alternatives is None:
                 continue
             part, sizes = getattr(getattr(state, field[0]) if field[0] else state, field[1]), [*size(state.params)]
             if of_logprobs:  # passes write them for all rows, wherever these are
                 sizes[0] = max(sizes[0], self._wide["", "tokens"].shape[1])
-            whole = self._wide.get(field, part.new_zeros((self.vacant + 1, *[0] * len(sizes))))
+            whole = self._wide.get(field, part.new_zeros((self.vacant + 1, *[0] * len(sizes)), device=self.device))
             self._wide[field] = self._fitted(whole, sizes)
         self._first_logits = self._fitted(self._first_logits, state.first_logits.shape[1:])
         ends = self._fitted(self._columns.ends, state.params.ends.shape[1:], NO_TOKEN)
