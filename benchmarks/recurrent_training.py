@@ -43,8 +43,8 @@ from measuring.output import at_least_one, begin, finish, note, parser_of, resum
 from setblock import load
 from setblock.data.packing import IGNORE, Document, RowDataset, as_batch, unpacked
 from setblock.data.tasks import TASKS
-from setblock.decoding.generate import generate_batch
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import generate_batch
 from setblock.model.runners.forward import logits_at
 from setblock.model.sbd_model import SBDModel
 from setblock.training.config import SBDConfig
@@ -219,8 +219,8 @@ def state_losses(model: PreTrainedModel, rows: dict[str, Tensor], halves: Sequen
         where: dict[str, Any] = {"position_ids": torch.arange(start, end).expand(len(pieces), -1), "cache": cache}
         read = index if len(index) else torch.zeros(1, dtype=torch.long)
         logits = logits_at(model, read, input_ids=tokens, attention_mask=None, **where)[: len(index)]
-        losses = cross_entropy(logits.float(), token_ids, reduction="none")
-        ntp, matp = torch.split(losses, [len(each) for each in targets])
+        of_tokens = cross_entropy(logits.float(), token_ids, reduction="none")
+        ntp, matp = torch.split(of_tokens, [len(each) for each in targets])
         losses.ntp, losses.matp = losses.ntp + ntp.sum(), losses.matp + matp.sum()
         losses.ntp_count, losses.matp_count = losses.ntp_count + len(ntp), losses.matp_count + len(matp)
         losses.fed += sum(len(piece.token_ids) for piece in pieces)

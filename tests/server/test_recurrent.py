@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from setblock.decoding.generate import generate
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_model
 from server.live import CONTEXT, TEMPLATE, Live, parts, serving
+from setblock.engine.generate import generate
 from setblock.model.sbd_model import SBDModel
 
 NEW = 40  # tokens; more than are fed again at most
