@@ -27,7 +27,7 @@ from measuring.synchronisations import as_on_an_accelerator
 from measuring.tape import Tape
 from measuring.timing import spread
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.engine import run_ahead
+from setblock.engine import launcher
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -70,7 +70,7 @@ def milliseconds(kind: str, rows: int, settings: DecodingSettings, *, passes: in
 
     sbd.model.register_forward_pre_hook(enter)
     sbd.model.register_forward_hook(leave)
-    free = patch.object(run_ahead, "FREE_TOKENS", 10**9 if kind == "ahead" else 0)
+    free = patch.object(launcher, "FREE_TOKENS", 10**9 if kind == "ahead" else 0)
     found: list[float] = []
     with free, as_on_an_accelerator():
         recorder: Callable[[], Tape] | None = None if kind == "eager" else TimedTape

@@ -26,7 +26,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import is_own
-from setblock.engine import run_ahead
+from setblock.engine import launcher
 from setblock.engine.captured import CapturedPasses, PassSize, traits_of
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -237,7 +237,7 @@ def test_drafts_are_as_long_as_pays_by_what_captures_cost(
     trained_tokenizer: PreTrainedTokenizerBase, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass of each size is timed when it is captured; what passes take that are not captured says nothing."""
-    monkeypatch.setattr(run_ahead, "FREE_TOKENS", 0)  # each pass is read before the next one is chosen
+    monkeypatch.setattr(launcher, "FREE_TOKENS", 0)  # each pass is read before the next one is chosen
     settings, fed, real = DecodingSettings(method="exact", block_size=8, max_new_tokens=60), {}, Engine._measured
     for cost in (0.0, 1.0):
         measured: list[float] = []
