@@ -33,13 +33,14 @@ import torch
 import setblock
 from measuring.hardware import provenance
 from measuring.output import note, show
-from measuring.static_batch import static_batch
+
 from measuring.tables import markdown
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine import Engine, Request
+from setblock.engine.generate import together
 from setblock.engine.offline import limits_for
 from setblock.evaluation.run import prompts_of
 from setblock.model.sbd_model import SBDModel
@@ -215,12 +216,16 @@ class Way:
     def _in_batches(self, model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings) -> Iterator[int]:
         """Do what `generate_batch` does, and yield the number of tokens after each pass."""
         for first in range(0, len(prompts), BATCH):
-            together, before = prompts[first : first + BATCH], self.tokens
-            batch = static_batch(model, together, [settings] * len(together))
-            start = int(batch.state.answer.end.sum())
-            for _ in batch.steps():
-                yield before + int(batch.state.answer.end.sum()) - start
-            self.answers += [batch.generation(row) for row in range(len(together))]
+            batch, before = prompts[first : first + BATCH], self.tokens
+            found, ends = dict[int, Generation](), dict[str, int]()
+            for passes in together(model, [(prompt, settings) for prompt in batch]):
+                for each in passes:
+                    if each.event is not None:
+                        ends[each.id] = each.event.answer_end - len(batch[int(each.id)])
+                    if each.generation is not None:
+                        found[int(each.id)] = each.generation
+                yield before + sum(ends.values())
+            self.answers += [found[row] for row in range(len(batch))]
 
     def _in_engine(
         self, model: SBDModel, prompts: Sequence[list[int]], settings: DecodingSettings, load: int

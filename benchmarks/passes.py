@@ -12,7 +12,7 @@ turns in one run.
 
 int8 is torchao's weight-only quantisation (`setblock.load(quantization="int8")`), with activations of the type before it,
 prepacked is `SBDModel.prepack()`, on a CPU;
-compiled is `SBDModel.compile()`, to whose passes belongs their padding to fixed sizes. Predicted is the roofline on this
+compiled is the model by `SBDModel.compile()`, in both columns. Predicted is the roofline on this
 machine's bandwidth and peak: measured first on a CPU, the data sheet's on a GPU. Eq. 16 of the paper turns the library's
 times into speed-ups. A table for people, JSON on the last line.
 """

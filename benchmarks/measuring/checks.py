@@ -93,12 +93,12 @@ def _gap(sbd: SBDModel, prompt: list[int], expected: list[int], answer: list[int
 
 
 def compiled_is_eager(size: str, dtype: torch.dtype, *, backend: str) -> dict[str, Any]:
-    """Compare logits of each kind of pass by `SBDModel.compile()`, padded as it pads, with those of the model as it is."""
+    """Compare logits of each kind of pass of the compiled model with those of the model as it is."""
     sbd = lively_model(size, dtype)
     fast = compiled(sbd, backend=backend)
     differences = {}
     for kind in _KINDS:
-        both = [passes(each, kind, block_size=16, kv_length=100, batch=2)["library"]() for each in (sbd, fast)]
+        both = [passes(each, kind, block_size=16, kv_length=100, batch=2)["model"]() for each in (sbd, fast)]
         differences[kind] = difference(*both)
     limit = 1e-4 if dtype == torch.float32 else 0.05
     return {"logits_differ_by": differences, "limit": limit, "passed": max(differences.values()) < limit}

@@ -13,9 +13,9 @@ from typing import Any
 import gguf
 
 from measuring.plain import transformers_answer
-from measuring.static_batch import static_batch
 from measuring.timing import synchronise
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.generate import together
 from setblock.export.gguf_file import WeightType, model_file
 from setblock.model.protocol.runtime import LanguageModel
 
@@ -56,15 +56,15 @@ def ours(name: str, model: LanguageModel, settings: DecodingSettings) -> Contend
 
 
 def _decoded(model: LanguageModel, prompt: list[int], settings: DecodingSettings) -> Answer:
-    """Decode with everything that belongs to decoding except the text."""
-    started = time.perf_counter()
-    batch = static_batch(model, [prompt], [settings])
-    prefill = 0.0
-    for step in batch.steps():
-        if bool(step.is_prefill.all()):
-            synchronise()
-            prefill = time.perf_counter() - started
-    return Answer(batch.state.answer_of(0).tolist(), batch.state.counts(0).decoding, prefill)
+    """Decode with everything that belongs to decoding."""
+    started, prefill, found = time.perf_counter(), 0.0, None
+    for progress in together(model, [(prompt, settings)]):
+        for each in progress:
+            if each.event is None or each.event.kind == "prefill":
+                prefill = time.perf_counter() - started
+            found = each.generation
+    assert found is not None
+    return Answer(found.token_ids, found.passes.decoding, prefill)
 
 
 def transformers(

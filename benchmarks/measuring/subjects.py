@@ -143,7 +143,9 @@ def opened(
     Args:
         cache: a `noisy_cache` to use, which others may use in turns: what is before `cached` in it is only read.
     """
+    compiled, sbd.compiled = sbd.compiled, None  # its passes have other runners
     opened = static_batch(sbd, [random_prompt(sbd, prompt)] * batch, [settings] * batch)
+    sbd.compiled = compiled
     cached = prompt - 1 if cached is None else cached
     assert isinstance(opened.runner, PaddedRunner)
     opened.runner.cache = cache or noisy_cache(sbd, batch=batch, cached=cached, capacity=opened.runner.cache.capacity)
@@ -201,7 +203,7 @@ def passes(
         cache: as in `opened`.
 
     Returns:
-        `library`: the pass as decoding plans, feeds and reads it. `model`: the same forward pass of the model with inputs,
+        `library`: the pass as decoding plans, feeds and reads it; of a compiled model the same as `model`. `model`: the same forward pass of the model with inputs,
         mask and cache slots made beforehand, its head over the same outputs. Both give the logits [B, k, V].
     """
     # 1. A state whose next pass is of this kind; what it feeds causally is `pending`
@@ -258,4 +260,4 @@ def passes(
         )
         return logits.view(batch, block_size, -1)
 
-    return {"library": library, "model": model}
+    return {"library": library if sbd.compiled is None else model, "model": model}
