@@ -88,6 +88,20 @@ def test_rows_are_what_was_written(seed: int) -> None:
     assert table.version > 0
 
 
+def test_without_records_the_table_keeps_its_own() -> None:
+    rng = random.Random(1)
+    torch.manual_seed(1)
+    table, (state, params) = StateTable(2, sbd_config=CONFIG, device=CPU), request(rng)
+    table.write(1, state)
+    rows = torch.tensor([1])
+    loaded = table.load(rows, [params], records=False)
+    assert loaded.record is None
+    loaded.cache.committed = loaded.cache.committed + 5
+    table.store(rows, loaded)
+    state.cache.committed += 5
+    assert_has(table.load(rows, [params]), 0, state)
+
+
 def test_the_vacant_row_is_finished_and_stays_so() -> None:
     rng = random.Random(1)
     table, (state, params) = StateTable(2, sbd_config=CONFIG, device=CPU), request(rng)
