@@ -14,7 +14,8 @@ as `--at-once` says run together: when one ends the next begins. What a contende
 requests, of how many times as fast as plain decoding the requests were, one at a time.
 
 On a CPU, plain decoding and speculation run as vLLM's users have them there: Model Runner V1 with its kernels in C++. Blocks
-need V2, whose own kernels a CPU interprets.
+need V2, whose own kernels a CPU interprets. vLLM asks for Intel's OpenMP, above all for speculation: `pip install
+intel-openmp`, and put its `libiomp5.so` into `LD_PRELOAD`.
 """
 
 import argparse

@@ -88,6 +88,38 @@ def test_rows_are_what_was_written(seed: int) -> None:
     assert table.version > 0
 
 
+def test_without_records_the_table_keeps_its_own() -> None:
+    rng = random.Random(1)
+    torch.manual_seed(1)
+    table, (state, params) = StateTable(2, sbd_config=CONFIG, device=CPU), request(rng)
+    table.write(1, state)
+    rows = torch.tensor([1])
+    loaded = table.load(rows, [params], records=False)
+    assert loaded.record is None
+    loaded.cache.committed = loaded.cache.committed + 5
+    table.store(rows, loaded)
+    state.cache.committed += 5
+    assert_has(table.load(rows, [params]), 0, state)
+
+
+def test_a_row_may_come_without_a_record() -> None:
+    """Before those with one and after, and longer."""
+    rng = random.Random(2)
+    torch.manual_seed(2)
+    table, held = StateTable(4, sbd_config=CONFIG, device=CPU), [request(rng) for _ in range(4)]
+    kept = [state.record for state, _ in held]
+    for row, (state, _) in enumerate(held):
+        state.record = None if row % 2 == 0 else state.record
+        table.write(row, state)
+    loaded = table.load(torch.arange(4), [params for _, params in held])
+    for row in (1, 3):
+        assert_has(loaded, row, held[row][0])
+    table.store(torch.arange(4), loaded)
+    held[0][0].record = kept[0]
+    table.write(0, held[0][0])
+    assert_has(table.load(torch.arange(4), [params for _, params in held]), 0, held[0][0])
+
+
 def test_the_vacant_row_is_finished_and_stays_so() -> None:
     rng = random.Random(1)
     table, (state, params) = StateTable(2, sbd_config=CONFIG, device=CPU), request(rng)

@@ -110,7 +110,8 @@ class BlockSlots:
             ends=tuple(each for each in ends if each in own),
         )
         host = torch.device("cpu")
-        state = open_state([written], [params], sbd_config=self.sbd_config, device=host)
+        records = settings.logprobs is not None
+        state = open_state([written], [params], sbd_config=self.sbd_config, device=host, records=records)
         state.hold(cached)
         constraints = RowConstraints(
             [each.constraint(params, vocab_size=self.vocab_size) for each in settings.constraints]

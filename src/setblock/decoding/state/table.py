@@ -143,9 +143,9 @@ class StateTable:
 
     @torch.inference_mode()
     def write(self, row: int, state: BatchState) -> None:
-        """Write the state of a request, of one row, into a free `row`. The state may be on the host."""
+        """Write the state of a request, of one row, into a free `row`. The state may be on the host, and without a record."""
         self._reserve(state)
-        for whole in (*self._wide.values(), self._first_logits):
+        for whole in self._changing:
             whole[row].zero_()
         columns = state.params.columns
         self._columns.integers[row] = columns.integers[0]
@@ -177,15 +177,16 @@ class StateTable:
     def _reserve(self, state: BatchState) -> None:
         """Replace each tensor that a state doesn't fit into by a larger one."""
         for field, size in _WIDE.items():
-            of_logprobs = field in _OF_LOGPROBS
-            if field[0] == "record" and state.record is None:
-                continue
-            if of_logprobs and field not in self._wide and state.params.num_alternatives is None:
-                continue
-            part, sizes = getattr(getattr(state, field[0]) if field[0] else state, field[1]), [*size(state.params)]
-            if of_logprobs:  # passes write them for all rows, wherever these are
+            is_record, sizes = field[0] == "record", [*size(state.params)]
+            whole = self._wide.get(field)
+            if whole is None:
+                is_unused = field in _OF_LOGPROBS and state.params.num_alternatives is None
+                if is_record and (state.record is None or is_unused):
+                    continue
+                part = getattr(getattr(state, field[0]) if field[0] else state, field[1])
+                whole = part.new_zeros((self.vacant + 1, *[0] * len(sizes)), device=self.device)
+            if is_record:  # passes write them for all rows, wherever these are
                 sizes[0] = max(sizes[0], self._wide["", "tokens"].shape[1])
-            whole = self._wide.get(field, part.new_zeros((self.vacant + 1, *[0] * len(sizes)), device=self.device))
             self._wide[field] = self._fitted(whole, sizes)
         self._first_logits = self._fitted(self._first_logits, state.first_logits.shape[1:])
         ends = self._fitted(self._columns.ends, state.params.ends.shape[1:], NO_TOKEN)
