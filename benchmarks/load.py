@@ -33,7 +33,6 @@ import torch
 import setblock
 from measuring.hardware import provenance
 from measuring.output import note, show
-
 from measuring.tables import markdown
 from setblock.data.tasks import task_named
 from setblock.decoding.answer.generation import Generation

@@ -13,7 +13,6 @@ from typing import Any
 import gguf
 
 from measuring.plain import transformers_answer
-from measuring.timing import synchronise
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.generate import together
 from setblock.export.gguf_file import WeightType, model_file
