@@ -131,7 +131,8 @@ def row_losses(
     inputs = cut_inputs(rows, halves, copies=copies, logit_shift=True, seed=seed)
     where: dict[str, Any] = {"position_ids": inputs.position_ids, "attention_mask": None}
     logits = logits_at(model, torch.cat([inputs.ntp.index, inputs.matp.index]), input_ids=inputs.input_ids, **where)
-    ntp, matp = logits.float().split([len(inputs.ntp.index), len(inputs.matp.index)])
+    count = len(inputs.ntp.index)
+    ntp, matp = logits[:count].float(), logits[count:].float()
     return Losses(
         cross_entropy(ntp, inputs.ntp.token_ids, reduction="sum"),
         cross_entropy(matp, inputs.matp.token_ids, reduction="sum"),
@@ -219,7 +220,8 @@ def state_losses(model: PreTrainedModel, rows: dict[str, Tensor], halves: Sequen
         where: dict[str, Any] = {"position_ids": torch.arange(start, end).expand(len(pieces), -1), "cache": cache}
         read = index if len(index) else torch.zeros(1, dtype=torch.long)
         logits = logits_at(model, read, input_ids=tokens, attention_mask=None, **where)[: len(index)]
-        ntp, matp = cross_entropy(logits.float(), token_ids, reduction="none").split([len(each) for each in targets])
+        each = cross_entropy(logits.float(), token_ids, reduction="none")
+        ntp, matp = each[: len(targets[0])], each[len(targets[0]) :]
         losses.ntp, losses.matp = losses.ntp + ntp.sum(), losses.matp + matp.sum()
         losses.ntp_count, losses.matp_count = losses.ntp_count + len(ntp), losses.matp_count + len(matp)
         losses.fed += sum(len(piece.token_ids) for piece in pieces)
@@ -394,7 +396,8 @@ def summary(runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> 
 
 def _sums(runs: Sequence[dict[str, Any]], name: str | None) -> np.ndarray:
     """Return [P], a figure of each problem over all seeds, or the number of seeds without a name."""
-    return np.sum([run[name] if name else np.ones(len(run["ntp_loss"])) for run in runs], axis=0)
+    found: np.ndarray = np.sum([run[name] if name else np.ones(len(run["ntp_loss"])) for run in runs], axis=0)
+    return found
 
 
 def interval(tops: np.ndarray, bottoms: np.ndarray) -> dict[str, float]:
