@@ -131,7 +131,8 @@ def row_losses(
     inputs = cut_inputs(rows, halves, copies=copies, logit_shift=True, seed=seed)
     where: dict[str, Any] = {"position_ids": inputs.position_ids, "attention_mask": None}
     logits = logits_at(model, torch.cat([inputs.ntp.index, inputs.matp.index]), input_ids=inputs.input_ids, **where)
-    ntp, matp = torch.split(logits.float(), [len(inputs.ntp.index), len(inputs.matp.index)])
+    count = len(inputs.ntp.index)
+    ntp, matp = logits[:count].float(), logits[count:].float()
     return Losses(
         cross_entropy(ntp, inputs.ntp.token_ids, reduction="sum"),
         cross_entropy(matp, inputs.matp.token_ids, reduction="sum"),
@@ -219,8 +220,8 @@ def state_losses(model: PreTrainedModel, rows: dict[str, Tensor], halves: Sequen
         where: dict[str, Any] = {"position_ids": torch.arange(start, end).expand(len(pieces), -1), "cache": cache}
         read = index if len(index) else torch.zeros(1, dtype=torch.long)
         logits = logits_at(model, read, input_ids=tokens, attention_mask=None, **where)[: len(index)]
-        of_tokens = cross_entropy(logits.float(), token_ids, reduction="none")
-        ntp, matp = torch.split(of_tokens, [len(each) for each in targets])
+        each = cross_entropy(logits.float(), token_ids, reduction="none")
+        ntp, matp = each[: len(targets[0])], each[len(targets[0]) :]
         losses.ntp, losses.matp = losses.ntp + ntp.sum(), losses.matp + matp.sum()
         losses.ntp_count, losses.matp_count = losses.ntp_count + len(ntp), losses.matp_count + len(matp)
         losses.fed += sum(len(piece.token_ids) for piece in pieces)
@@ -368,12 +369,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in (each for of_arm in names.values() for each in of_arm if "exact_passes" not in runs[each]):
             note(f"held-out problems: {name}")
             keep(name, held_out(load(folder / name), problems=options.problems, new_tokens=options.new_tokens))
-    results["arms"] = {arm: summary([runs[name] for name in of_arm]) for arm, of_arm in names.items()}
+    arms = {arm: [runs[name] for name in of_arm] for arm, of_arm in names.items()}
+    results["arms"] = {arm: summary(of_arm, arms.get("hybrid, rows", of_arm)) for arm, of_arm in arms.items()}
     finish(results, options)
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return an arm's figures: what a run took, and what came of it, with intervals."""
+def summary(runs: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return an arm's figures: what a run took, and what came of it, with intervals. `first`: the runs of the arm that it is
+    compared with, problem by problem."""
     figures = {
         "next_token_loss": ("ntp_loss", "ntp_count"),
         "masked_token_loss": ("matp_loss", "matp_count"),
@@ -383,13 +386,22 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "sbd_right": ("sbd_right", None),
     }
     took = {name: sum(run[name] for run in runs) / len(runs) for name in ("tokens", "texts", "steps", "cpu_seconds")}
-    return took | {name: interval(runs, *columns) for name, columns in figures.items()}
+    found = {name: interval(_sums(runs, above), _sums(runs, below)) for name, (above, below) in figures.items()}
+    for name in ("ntp", "matp"):
+        more = _sums(runs, f"{name}_loss") - _sums(first, f"{name}_loss")
+        found[f"{name}_difference"] = interval(more, _sums(first, f"{name}_count"))
+    found["exact_passes_ratio"] = interval(_sums(runs, "exact_passes"), _sums(first, "exact_passes"))
+    return took | found
 
 
-def interval(runs: Sequence[dict[str, Any]], above: str, below: str | None) -> dict[str, float]:
-    """Return a ratio of sums over problems and seeds (or, without `below`, a mean), and its interval."""
-    tops = np.sum([run[above] for run in runs], axis=0)
-    bottoms = np.sum([run[below] if below else np.ones(len(tops)) for run in runs], axis=0)
+def _sums(runs: Sequence[dict[str, Any]], name: str | None) -> np.ndarray:
+    """Return [P], a figure of each problem over all seeds, or the number of seeds without a name."""
+    found: np.ndarray = np.sum([run[name] if name else np.ones(len(run["ntp_loss"])) for run in runs], axis=0)
+    return found
+
+
+def interval(tops: np.ndarray, bottoms: np.ndarray) -> dict[str, float]:
+    """Return the ratio of two sums over problems [P], and its interval."""
     drawn = np.random.default_rng(0).integers(len(tops), size=(2000, len(tops)))
     low, high = np.quantile(tops[drawn].sum(axis=1) / bottoms[drawn].sum(axis=1), [0.025, 0.975])
     return {"value": float(tops.sum() / bottoms.sum()), "low": float(low), "high": float(high)}

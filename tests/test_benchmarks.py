@@ -26,6 +26,7 @@ from measuring.samples import Sample, Samples, ratio_interval
 from measuring.subjects import SIZES, FixedCount, opened, random_model, random_prompt
 from measuring.subjects import passes as passes_of
 from measuring.synchronisations import Synchronisations
+from measuring.tables import TABLES, origin
 from setblock import load as load_model
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.model.sbd_model import SBDModel
@@ -310,3 +311,10 @@ def test_the_page_on_drafts_shows_what_was_measured_under_load() -> None:
     assert "\n".join(load.row_of(*cell) for cell in cells) in page
     assert f"All {sum(about['same'] for *_, about in cells):,} texts" in page
     assert all(about["same"] == about["answers"] for *_, about in cells)
+
+
+def test_the_page_on_recurrent_models_shows_what_was_measured() -> None:
+    page = (ROOT / "docs" / "recurrent-models.md").read_text()
+    found = json.loads((ROOT / "benchmarks" / "results" / "recurrent_training.json").read_text())
+    assert TABLES["recurrent_training"](found) in page
+    assert origin(found).split("; `")[0] in page

@@ -204,7 +204,8 @@ def passes(
 
     Returns:
         `library`: the pass as decoding plans, feeds and reads it; of a compiled model the same as `model`.
-        `model`: the same forward pass of the model with inputs, mask and cache slots made beforehand, its head over the same outputs. Both give the logits [B, k, V].
+        `model`: the same forward pass of the model with inputs, mask and cache slots made beforehand, its head over the same
+        outputs. Both give the logits [B, k, V].
     """
     # 1. A state whose next pass is of this kind; what it feeds causally is `pending`
     pending = {"one token": 1, "block": 0, "fused": block_size}[kind]

@@ -270,18 +270,22 @@ def lines_of(cells: Json, across: str, other: str) -> Iterator[tuple[str, dict[s
 
 def recurrent_table(found: Json) -> str:
     """Return a table with a row for each way to train, with intervals of 95%."""
-    columns = ["", "loss, next tokens", "loss, masked tokens", "tokens a pass, `exact`", "tokens a pass, `sbd`"]
-    columns += ["right, `exact`", "right, `sbd`", "CPU seconds"]
-    digits = {"next_token_loss": 3, "masked_token_loss": 2, "exact_tokens_per_pass": 2, "sbd_tokens_per_pass": 2}
+    columns = ["", "tokens fed", "CPU seconds", "loss, next tokens", "loss, masked tokens", "tokens a pass, `exact`"]
+    columns += ["passes of `exact`, over rows", "tokens a pass, `sbd`", "right, `exact`"]
     rows = []
     for arm, each in found["arms"].items():
-        cells = [
-            f"{each[name]['value']:.{n}f} ({each[name]['low']:.{n}f} to {each[name]['high']:.{n}f})"
-            for name, n in digits.items()
-        ]
-        right = [each[name] for name in ("exact_right", "sbd_right")]
-        cells += [f"{100 * r['value']:.0f}% ({100 * r['low']:.0f} to {100 * r['high']:.0f})" for r in right]
-        rows.append([arm, *cells, f"{each['cpu_seconds']:.0f}"])
+        cells = [arm, f"{each['tokens']:,.0f}", f"{each['cpu_seconds']:.0f}"]
+        for name, digits in (
+            ("next_token_loss", 3),
+            ("masked_token_loss", 2),
+            ("exact_tokens_per_pass", 2),
+            ("exact_passes_ratio", 2),
+            ("sbd_tokens_per_pass", 2),
+            ("exact_right", 2),
+        ):
+            value, low, high = (each[name][part] for part in ("value", "low", "high"))
+            cells.append(f"{value:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})")
+        rows.append(cells)
     return markdown(columns, rows)
 
 
