@@ -39,8 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "engine": CORE | {"model", "decoding"},
     "export": CORE | {"model"},
     "evaluation": CORE | {"model", "decoding", "engine", "training", "yaml_loader"},
-    "own_text": CORE | {"model", "decoding", "evaluation", "structure"},
-    "integrations": CORE | {"model", "decoding", "evaluation"},
+    "own_text": CORE | {"model", "decoding", "engine", "evaluation", "structure"},
+    "integrations": CORE | {"model", "decoding", "engine", "evaluation"},
     "assets": {"integrations"},  # the few lines that every checkpoint carries
     "server": CORE | {"model", "decoding", "engine", "structure", "section"},
     "cli": CORE

@@ -73,7 +73,7 @@ def test_train_then_decode(run, folder, tmp_path, adapter):
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (("generate", "Tom", "--compile", "--model"), "lfm2 keeps a recurrent state, and can't be compiled"),
+        (("generate", "Tom", "--compile", "--model"), "lfm2 can't be compiled: it keeps a recurrent state"),
         (("export", "--output", "model.gguf", "--model"), "models of type lfm2 can't be exported"),
     ],
 )

@@ -189,7 +189,7 @@ def test_blocks_must_be_causal(trained_tokenizer: PreTrainedTokenizerBase) -> No
     sbd = SBDModel(tiny_model("lfm2", vocab_size=len(trained_tokenizer)), trained_tokenizer)
     with pytest.raises(SetBlockError, match="lfm2 keeps a recurrent state, so that its blocks are causal"):
         sbd.prepare_for_training(block_sizes=[4], logit_shift=False)
-    with pytest.raises(SetBlockError, match="lfm2 keeps a recurrent state, and can't be compiled"):
+    with pytest.raises(SetBlockError, match="lfm2 can't be compiled: it keeps a recurrent state"):
         sbd.compile()
 
 

@@ -16,7 +16,7 @@ from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, Request
 from setblock.errors import ParameterError, SetBlockError
-from setblock.model.protocol.runtime import PROMPT_PART, LanguageModel
+from setblock.model.protocol.runtime import PROMPT_PART, LanguageModel, fixed_capacity, next_power_of_two
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,15 @@ def together(
     of a request is its number. Each pass's tensors are appended to `steps`. Raise `SetBlockError`, before the first pass, if a
     request can't be answered."""
     count, longest = len(rows), max(limit_of(model, len(prompt), settings) for prompt, settings in rows)
-    # A row of the cache for each; passes of fixed sizes need pages
     whole_rows = model.static_kind is None
-    page = longest if whole_rows else EngineLimits.page_tokens
+    if whole_rows:  # a row of the cache for each
+        page, kv_tokens = longest, count * longest
+    else:  # compiled code depends on the size of the cache: few sizes
+        page, kv_tokens = EngineLimits.page_tokens, next_power_of_two(count) * fixed_capacity(longest)
     limits = EngineLimits(
         max_num_seqs=count,
         max_waiting=count,
-        kv_tokens=count * -(-longest // page) * page,
+        kv_tokens=kv_tokens,
         page_tokens=page,
         max_num_batched_tokens=count * PROMPT_PART,
     )

@@ -66,6 +66,14 @@ def test_a_text_does_not_depend_on_which_tokens_come_together(token_ids: list[in
     assert apart.text == together.text
 
 
+def test_token_ids_without_a_token_are_no_text() -> None:
+    """A model may have more of them than its tokenizer has tokens."""
+    first, *rest = BYTES("é", add_special_tokens=False).input_ids
+    unknown = len(BYTES) + 7
+    assert "".join(pieces_of([first, unknown, first, *rest, unknown])).endswith("é")
+    assert "".join(pieces_of([unknown] * 3)) == ""
+
+
 def test_half_a_character_is_held_back() -> None:
     token_ids = BYTES("Tom \U0001f44d!").input_ids
     pieces = pieces_of(token_ids)

@@ -93,4 +93,5 @@ class AnswerText(TokenConstraint):
 
     def _is_replacement(self, end: int) -> bool:
         tokens = self._tokenizer.convert_ids_to_tokens(self._token_ids[max(0, end - _MOST_OF_CHARACTER) : end])
-        return "".join(tokens).endswith(_REPLACEMENT)
+        # A model may have more token ids than its tokenizer, which are no text
+        return "".join(token or "" for token in tokens).endswith(_REPLACEMENT)
