@@ -82,6 +82,7 @@ def contenders(options: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     every: dict[str, dict[str, Any] | None] = {
         "plain": None,
         "ngram": None,
+        "ntp": {"method": "ntp"},
         "exact": {"method": "exact"},
         "sbd": {"method": "sbd", "gamma": options.gamma},
     }
@@ -244,11 +245,11 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 best = min(row["seconds"])
                 faster = "{:.2f} ({:.2f} to {:.2f})".format(*row["faster"]) if "faster" in row else ""
                 model = f"`{Path(found['model']).name}`"
-                if found["adapter"] and name in ("exact", "sbd"):
+                if found["adapter"] and name in ("ntp", "exact", "sbd"):
                     model += f" with `{Path(found['adapter']).name}`"
                 fed = (
                     f", {found['pass_tokens']} tokens a pass"
-                    if found["pass_tokens"] and name in ("exact", "sbd")
+                    if found["pass_tokens"] and name in ("ntp", "exact", "sbd")
                     else ""
                 )
                 lines.append(
@@ -259,7 +260,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-_NAMES = {"plain": "plain", "ngram": "n-gram", "exact": "`exact`", "sbd": "`sbd`"}
+_NAMES = {"plain": "plain", "ngram": "n-gram", "ntp": "plain, by the plugin", "exact": "`exact`", "sbd": "`sbd`"}
 
 
 def write_table() -> None:
