@@ -4,12 +4,16 @@ rows that come and go. Tests compare the engine with it, and look at the state a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
 from setblock.decoding.batch import Batch
 from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.inputs import prompts_in_parts
 from setblock.decoding.step.update import StepOutput
+from setblock.devices import HostCopy, packed
 from setblock.model.protocol.runtime import LanguageModel, RowSchedule, Runner
 
 
@@ -32,6 +36,16 @@ class StaticBatch(Batch):
         """Decode to the end."""
         for _ in self.steps():
             pass
+
+    @torch.inference_mode()
+    def outputs(self, step: StepOutput) -> list[RowOutput]:
+        """Update all rows' constraints, and return what the last step did to each row. Waits for the device, once."""
+        outputs = self.read(row_outputs(HostCopy(packed(*output_tables(self.state, step)))))
+        return [each for each in outputs if each is not None]  # all
+
+    def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:
+        """Return each row's text that became certain since the last call, given the outputs of the last step."""
+        return [text.take(final=each.finished) for text, each in zip(self.texts, outputs, strict=True)]
 
     def _schedules(self) -> list[RowSchedule]:
         """Return what the next pass feeds: parts of prompts until all are in the cache, then the result of `schedules`."""

@@ -14,7 +14,7 @@ import torch
 from setblock import devices
 from setblock.decoding.answer.detokenize import AnswerText
 from setblock.decoding.answer.generation import Failure, FinishReason, Generation, TokenLogprobs
-from setblock.decoding.answer.row_output import RowOutput, output_tables, row_outputs
+from setblock.decoding.answer.row_output import RowOutput
 from setblock.decoding.drafts.shorten import (
     RowHistory,
     checks_draft,
@@ -33,7 +33,6 @@ from setblock.decoding.step.inputs import (
     prepare_inputs,
 )
 from setblock.decoding.step.update import StepOutput, update
-from setblock.devices import HostCopy, packed
 from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, pass_kind
 
@@ -187,12 +186,6 @@ class Batch:
             self.state.feed_blocks()
         return step
 
-    @torch.inference_mode()
-    def outputs(self, step: StepOutput) -> list[RowOutput]:
-        """Update all rows' constraints, and return what the last step did to each row. Waits for the device, once."""
-        outputs = self.read(row_outputs(HostCopy(packed(*output_tables(self.state, step)))))
-        return [each for each in outputs if each is not None]  # all
-
     def feeds(self, schedules: Sequence[RowSchedule]) -> None:
         """Note what the next pass feeds each row: what it gives says how good the row's drafts are."""
         for row, scheduled in zip(self.drafts, schedules, strict=True):
@@ -218,10 +211,6 @@ class Batch:
         known = [each for each in after if each is not None]
         self.next_schedules, self.chosen = known if len(known) == len(after) else None, None
         return outputs
-
-    def new_texts(self, outputs: Sequence[RowOutput]) -> list[str]:
-        """Return each row's text that became certain since the last call, given the outputs of the last step."""
-        return [text.take(final=each.finished) for text, each in zip(self.texts, outputs, strict=True)]
 
     def generation(self, row: int, *, cancelled: bool = False) -> Generation:
         """Return the answer of a row that is finished or was aborted."""

@@ -1,6 +1,6 @@
 """The update of a state after a forward pass: Algorithms 2 and 3 of the paper over a batch of independent rows.
 
-    while rows are not finished:                                            StaticBatch.steps of loop.py
+    while rows are not finished:                                            Engine.step of engine.py
         inputs = prepare_inputs(state, plan)             x_<t ; x̂           inputs.py
         logits = runner.logits(inputs)                   ẑ, z      eq. 9    the model's runner
         step = update(state, inputs, logits, policy)     reveal some        here; eq. 8: samplers/entropy_bounded.py
