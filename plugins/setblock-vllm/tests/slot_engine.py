@@ -70,6 +70,7 @@ def serve(
         block_size=block_size,
         vocab_size=model.vocab_size,
         device=model.device,
+        draft_text=model.draft_text,
     )
     requests = [Served(list(p), s, tuple(model.end_of_text_ids)) for p, s in zip(prompts, settings, strict=True)]
     running, waiting, step = list[int](), list(range(len(requests))), 0

@@ -24,6 +24,7 @@ from setblock.model.loading.named import BUNDLED_MODEL
 from setblock.model.protocol.sbd_config import CalibratedSetting, SBDModelConfig
 from setblock_vllm import fields, hooks, vllm_api
 from setblock_vllm.config import SetBlockConfig, overrides_for
+from setblock_vllm.draft_text import read_draft_text
 from setblock_vllm.parameters import Served, admitted, refuse_unsupported, settings_of
 from setblock_vllm.plugin import STOCK, register
 from setblock_vllm.scheduler import make_scheduler
@@ -182,11 +183,12 @@ def vllm_config(**changes: Any) -> Any:
     hf_config = SimpleNamespace(
         setblock=sbd_config, canvas_length=8, get_text_config=lambda: SimpleNamespace(vocab_size=9)
     )
-    for name in ("setblock", "canvas_length", "sbd_adapter"):
+    for name in ("setblock", "canvas_length", "sbd_adapter", "sbd_draft_text"):
         if name in changes:
             setattr(hf_config, name, changes.pop(name))
     window, longest = changes.pop("window", None), changes.pop("max_model_len", 128)
     model = SimpleNamespace(
+        model=str(Path(__file__).parent),
         architecture="SetBlockLlamaForCausalLM",
         hf_config=hf_config,
         override_generation_config={"top_p": 0.5},
@@ -272,6 +274,8 @@ def test_a_request_is_fed_two_of_its_blocks() -> None:
         ({"backend": Backends.FLASHINFER}, "FLASHINFER can't .* use TRITON_ATTN, FLASH_ATTN, CPU_ATTN, or name none"),
         ({"window": 64}, "--max-model-len 64"),
         ({"sbd_adapter": "/nowhere/to be found"}, "must be the folder of an adapter, not '/nowhere/to be found'"),
+        ({"sbd_draft_text": "nowhere"}, "must be a file of texts, not 'nowhere'"),
+        ({"sbd_draft_text": __file__}, "test_plugin.py, line 1 is not JSON"),
         ({"additional_config": {"setblock_pass_tokens": "many"}}, "must be a whole number of at least 1, not 'many'"),
     ],
 )
@@ -334,6 +338,26 @@ def test_a_broken_adapter_is_refused_before_any_process_starts(adapter: Path) ->
         SetBlockConfig.verify_and_update_config(vllm_config(setblock=None, sbd_adapter=str(adapter)))
 
 
+@pytest.mark.usefixtures("some_vllm")
+def test_a_draft_text_is_that_of_the_checkpoint_or_the_one_named(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(vllm_api), "cached_tokenizer_from_config", lambda model_config: tokenizer)
+    monkeypatch.chdir(tmp_path)
+    texts = ["one two three four five", "six seven eight nine ten eleven twelve"]
+    for name, text in zip(("draft_text.jsonl", "other.jsonl"), texts, strict=True):
+        Path(name).write_text(json.dumps(text))
+    for named, text in ((None, texts[0]), ("other.jsonl", texts[1])):
+        model_config = vllm_config(**({} if named is None else {"sbd_draft_text": named})).model_config
+        model_config.model, model_config.get_vocab_size = str(tmp_path), lambda: len(tokenizer)
+        found = read_draft_text(model_config)
+        assert found is not None
+        assert tokenizer.decode(found.token_ids, skip_special_tokens=True) == text
+        assert getattr(model_config.hf_config, "sbd_draft_text", None) == (named and str(tmp_path / named))
+    Path("draft_text.jsonl").unlink()
+    assert read_draft_text(SimpleNamespace(model=str(tmp_path), hf_config=SimpleNamespace())) is None
+
+
 def test_overrides_name_the_adapter(adapter: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     sbd = tiny_sbd("llama", tokenizer)
     sbd.model.config.setblock = None
@@ -341,6 +365,7 @@ def test_overrides_name_the_adapter(adapter: Path, tokenizer: PreTrainedTokenize
     tokenizer.save_pretrained(tmp_path / "base")
     overrides = overrides_for(tmp_path / "base", adapter=adapter)
     assert (overrides["canvas_length"], overrides["sbd_adapter"]) == (4, str(adapter))
+    assert overrides_for(tmp_path / "base", adapter=adapter, draft_text="it") == overrides | {"sbd_draft_text": "it"}
     (adapter / "facts.json").unlink()  # as UNO adapters of others are
     with pytest.raises(SetBlockError, match="records no block size: give block_size"):
         overrides_for(tmp_path / "base", adapter=adapter)
@@ -419,7 +444,8 @@ def test_requests_share_a_pass(is_async: bool, monkeypatch: pytest.MonkeyPatch) 
     assert fed(*[("exact", 32)] * 2) == [32] * 2
     assert fed(*[("exact", 32)] * 8) == [8] * 8
     assert fed(*[("exact", 32)] * 100) == [1] * 100
-    assert fed(*[("sbd", 32), ("exact", 32), ("ntp", 1), ("exact", 4)] * 2) == [16, 8, 1, 4] * 2
+    assert fed(*[("sbd", 32), ("exact", 32), ("ntp", 1), ("exact", 4)] * 2) == [16, 11, 1, 4] * 2
+    assert fed(("exact", 32), *[("ntp", 1)] * 40) == [24, *[1] * 40]
     assert fed(("ntp", 1), ("exact", 0)) == [1, 0]
 
 

@@ -19,6 +19,7 @@ from setblock.decoding.samplers import (
     Sampler,
 )
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.model.protocol.draft_text import indexed
 from setblock.model.sbd_model import SBDModel
 from setblock_vllm.plugin import STOCK
 from slot_engine import generated, serve
@@ -226,6 +227,20 @@ def test_right_drafts_take_one_pass_each(
     (served,) = serve(sbd, [prompts[0]], [settings])
     assert served.token_ids == answer
     assert served.passes == 5, "the last one hands the last block over"
+
+
+@pytest.mark.parametrize("prompt_lookup", [None, 1])
+def test_drafts_are_copied_from_a_draft_text_as_everywhere(
+    prompt_lookup: int | None, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    settings = of(EntropyBounded(math.inf), method="exact", prompt_lookup=prompt_lookup)
+    alone = [generated(sbd, prompt, settings) for prompt in prompts]
+    sbd.draft_text = indexed([*prompt, *token_ids] for prompt, (token_ids, _) in zip(prompts, alone, strict=True))
+    expected = [generated(sbd, prompt, settings) for prompt in prompts]
+    assert [each.passes for each in serve(sbd, prompts, [settings] * 3)] == [passes for _, passes in expected]
+    assert [token_ids for token_ids, _ in expected] == [token_ids for token_ids, _ in alone]
+    assert sum(passes for _, passes in expected) < sum(passes for _, passes in alone)
 
 
 def test_logits_that_are_not_numbers_hold_nothing_up(

@@ -6,9 +6,11 @@ from typing import Any
 
 from setblock.decoding.settings.resolve import usual_block_size
 from setblock.errors import SetBlockError, check_at_least, prefixed
+from setblock.model.protocol.draft_text import read_texts
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock_vllm import fields, vllm_api
 from setblock_vllm.adapter import ADAPTER_KEY, read_adapter, record_adapter, sbd_config_of
+from setblock_vllm.draft_text import DRAFT_TEXT_KEY, draft_text_file
 from setblock_vllm.parameters import Served, width_of
 from setblock_vllm.plugin import PREFIX, STOCK
 from setblock_vllm.scheduler import pass_tokens
@@ -39,6 +41,8 @@ class SetBlockConfig:
         _refuse(vllm_config, sbd_config)
         if (adapter := read_adapter(model_config, sbd_config)) is not None:
             record_adapter(model_config, adapter[0])
+        if (file := draft_text_file(model_config)) is not None:
+            list(read_texts(file))  # a broken one ends vLLM here
         Served.here = Served(sbd_config, canvas_length=model_config.hf_config.canvas_length)
         if vllm_config.diffusion_config is None:
             width = width_of(model_config.hf_config.canvas_length)
@@ -57,7 +61,11 @@ class SetBlockConfig:
 
 
 def overrides_for(
-    model: str | Path, *, block_size: int | None = None, adapter: str | Path | None = None
+    model: str | Path,
+    *,
+    block_size: int | None = None,
+    adapter: str | Path | None = None,
+    draft_text: str | Path | None = None,
 ) -> dict[str, Any]:
     """Return the `--hf-overrides` with which `vllm serve` decodes a checkpoint in blocks. Reads its config, never its weights.
 
@@ -66,6 +74,7 @@ def overrides_for(
         block_size: the largest block size of a request, and its default; by default the largest that the model was trained
             with, at most 16.
         adapter: the folder of an adapter on the future block of this model.
+        draft_text: a file of texts to copy drafts from; by default the checkpoint's own, if it has one.
 
     Raises:
         SetBlockError: there is no such model, or vLLM can't decode it in blocks; the message names an alternative.
@@ -74,7 +83,7 @@ def overrides_for(
 
     check_at_least(1, block_size=block_size)
     config, _ = load_tokenizer(model)
-    named = {} if adapter is None else {ADAPTER_KEY: str(adapter)}
+    named = {key: str(path) for key, path in ((ADAPTER_KEY, adapter), (DRAFT_TEXT_KEY, draft_text)) if path is not None}
     config.update(named)
     with prefixed(f"model {model}"):
         sbd_config = sbd_config_of(config)

@@ -18,6 +18,7 @@ from torch import Tensor
 from setblock_vllm import vllm_api
 from setblock_vllm.adapted_layers import Adapter
 from setblock_vllm.adapter import read_adapter, sbd_config_of
+from setblock_vllm.draft_text import read_draft_text
 from setblock_vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
 from setblock_vllm.slots import BlockSlots, SlotPass
 from setblock_vllm.structure import Form
@@ -33,12 +34,14 @@ class SetBlockModelState(vllm_api.DefaultModelState):
         super().__init__(vllm_config, model, encoder_cache, device)
         sbd_config = sbd_config_of(self.model_config.hf_config)
         self.width = vllm_config.diffusion_config.canvas_length
+        draft_text = read_draft_text(self.model_config)
         self.slots = BlockSlots(
             sbd_config,
             slots=self.max_num_reqs,
             block_size=self.width // width_of(1),
             vocab_size=self.model_config.get_vocab_size(),
             device=device,
+            draft_text=draft_text,
         )
         self.prepared: SlotPass | None = None  # of the pass that runs; None if it feeds no request
         self._slot_of: dict[str, int] = {}

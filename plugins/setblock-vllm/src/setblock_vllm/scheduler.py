@@ -49,11 +49,14 @@ class SharedPasses:
 
 def share_pass(requests: Iterable[Any], pass_tokens: int) -> None:
     """Cut what running requests are about to be fed, so that all together are fed at most `pass_tokens`, if each can be fed so
-    little. vLLM's `spec_token_ids` are its placeholders for what a request is fed."""
-    fed = [request for request in requests if request.spec_token_ids]
-    share = pass_tokens // max(1, len(fed))
-    for request in fed:
-        size = len(request.spec_token_ids)
-        request.spec_token_ids = request.spec_token_ids[
-            : max(share, min(size, fed_at_least(request.sampling_params, size)))
-        ]
+    little. All have the same share; what some don't need is the others'. vLLM's `spec_token_ids` are its placeholders for what
+    a request is fed."""
+    fed = []
+    for request in requests:
+        if size := len(request.spec_token_ids):
+            fed.append((size, min(size, fed_at_least(request.sampling_params, size)), request))
+    fed.sort(key=lambda each: (each[0], -each[1]))  # what is left over by one is shared by those after it
+    for number, (size, least, request) in enumerate(fed):
+        share = max(least, min(size, pass_tokens // (len(fed) - number)))
+        request.spec_token_ids = request.spec_token_ids[:share]
+        pass_tokens -= share

@@ -29,6 +29,7 @@ from setblock.decoding.step.choice import Policy, StaticSamplers, is_own
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import sent
+from setblock.model.protocol.draft_text import DraftText
 from setblock.model.protocol.runtime import ModelInput, PassPlan
 from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock_vllm.parameters import width_of
@@ -62,13 +63,21 @@ class BlockSlots:
     """The slots of up to S requests."""
 
     def __init__(
-        self, sbd_config: SBDModelConfig, *, slots: int, block_size: int, vocab_size: int, device: torch.device | str
+        self,
+        sbd_config: SBDModelConfig,
+        *,
+        slots: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device | str,
+        draft_text: DraftText | None = None,
     ) -> None:
         self.sbd_config, self.vocab_size = sbd_config, vocab_size
+        self._has_draft_text = draft_text is not None
         self.width = width_of(block_size)  # the most tokens that a request is fed
         self.device = torch.device(device)
         self.columns = torch.arange(self.width, device=self.device)  # 0, 1, 2, ...
-        self._table = StateTable(slots, sbd_config=sbd_config, device=self.device)
+        self._table = StateTable(slots, sbd_config=sbd_config, device=self.device, draft_text=draft_text)
         self._open: dict[int, _Open] = {}  # by slot
         # The rows of the requests that take part in passes, in vLLM's order, until others do
         self._slots: list[int] = []
@@ -101,7 +110,8 @@ class BlockSlots:
         own = range(self.vocab_size)
         bias = {token_id: bias for token_id, bias in settings.logit_bias.items() if token_id in own}
         banned = [token_id for token_id in settings.banned_tokens if token_id in own]
-        settings = resolved(replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed"), self.sbd_config)
+        settings = replace(settings, logit_bias=bias, banned_tokens=banned, drafts="fixed")
+        settings = resolved(settings, self.sbd_config, has_draft_text=self._has_draft_text)
         params = RequestParams(
             settings=settings,
             block_size=settings.block_size or 1,

@@ -109,6 +109,25 @@ def test_the_text_is_the_base_models(engine: Any, model: SBDModel, prompts: Sequ
     assert answers(engine, prompts, {"method": "ntp"}) == plain
 
 
+@pytest.mark.parametrize("folders", ["llama"], indirect=True)
+def test_drafts_are_copied_from_the_checkpoints_draft_text(
+    folders: tuple[Path, Path], tokenizer: PreTrainedTokenizerBase, prompts: Sequence[list[int]]
+) -> None:
+    settings, base = DecodingSettings(method="exact", block_size=8, max_new_tokens=32), load(folders[0])
+    alone = [generated(base, prompt, replace(settings, method="ntp"))[0] for prompt in prompts]
+    texts = (tokenizer.decode(token_ids) for token_ids in alone)
+    (folders[0] / "draft_text.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    model, engine = load(folders[0], adapter=folders[1]), engine_of(*folders)
+    assert model.draft_text is not None
+    try:
+        for prompt, text in zip(prompts, alone, strict=True):
+            before, (_, passes) = passes_so_far(engine), generated(model, prompt, settings)
+            assert answers(engine, [prompt], {"method": "exact", "block_size": 8}) == [text]
+            assert passes_so_far(engine) - before == passes < len(text)
+    finally:
+        engine.llm_engine.engine_core.shutdown()
+
+
 @pytest.mark.servers
 @pytest.mark.parametrize("folders", ["llama", "one head of keys"], indirect=True)
 def test_two_processes_share_it(folders: tuple[Path, Path], model: SBDModel, prompts: Sequence[list[int]]) -> None:
