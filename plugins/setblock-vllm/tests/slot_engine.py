@@ -5,7 +5,7 @@ commits is handed over.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 from measuring.static_batch import static_batch
 from naive import full_logits
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.engine.captured import Recorder
 from setblock.model.sbd_model import SBDModel
 from setblock_vllm.parameters import width_of
 from setblock_vllm.slots import BlockSlots
@@ -52,6 +53,7 @@ def serve(
     budgets: random.Random | None = None,
     chunk: int = 10**6,
     most: int = 10**6,
+    recorder: Callable[[], Recorder] | None = None,
 ) -> list[Served]:
     """Serve requests, of which one more arrives with each step.
 
@@ -61,6 +63,7 @@ def serve(
         budgets: draws how much of a block a pass feeds at most; vLLM's own budget may be short at times.
         chunk: the most tokens of a prompt in a pass.
         most: the most tokens of a block and what is committed before it in a pass.
+        recorder: as in `BlockSlots`.
         interrupt: steps after which every request is taken off, and fed again from the beginning with what it has written.
     """
     assert model.sbd_config is not None
@@ -71,6 +74,7 @@ def serve(
         vocab_size=model.vocab_size,
         device=model.device,
         draft_text=model.draft_text,
+        recorder=recorder,
     )
     requests = [Served(list(p), s, tuple(model.end_of_text_ids)) for p, s in zip(prompts, settings, strict=True)]
     running, waiting, step = list[int](), list(range(len(requests))), 0

@@ -277,6 +277,9 @@ def test_a_request_is_fed_two_of_its_blocks() -> None:
         ({"sbd_draft_text": "nowhere"}, "must be a file of texts, not 'nowhere'"),
         ({"sbd_draft_text": __file__}, "test_plugin.py, line 1 is not JSON"),
         ({"additional_config": {"setblock_pass_tokens": "many"}}, "must be a whole number of at least 1, not 'many'"),
+        ({"additional_config": {"setblock_pass_tokens": True}}, "must be a whole number of at least 1, not True"),
+        ({"additional_config": {"setblock_cuda_graphs": "yes"}}, "must be true or false, not 'yes'"),
+        ({"additional_config": {"setblock_cuda_graphs": True}}, "needs a GPU: leave it out"),
     ],
 )
 def test_what_can_not_be_served_is_refused_with_what_to_do(changes: dict[str, Any], message: str) -> None:

@@ -2,8 +2,9 @@
 
 import math
 import random
+import warnings
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from answers import reciting
 from decoding.samplers.cases import EXAMPLES
 from families import FAMILIES, MODES, tiny_sbd
+from measuring.synchronisations import as_on_an_accelerator
+from measuring.tape import Tape
 from setblock.decoding.samplers import (
     EntropyBounded,
     Factor,
@@ -19,6 +22,7 @@ from setblock.decoding.samplers import (
     Sampler,
 )
 from setblock.decoding.settings.table import DecodingSettings
+from setblock.errors import SetBlockWarning
 from setblock.model.protocol.draft_text import indexed
 from setblock.model.sbd_model import SBDModel
 from setblock_vllm.plugin import STOCK
@@ -241,6 +245,73 @@ def test_drafts_are_copied_from_a_draft_text_as_everywhere(
     assert [each.passes for each in serve(sbd, prompts, [settings] * 3)] == [passes for _, passes in expected]
     assert [token_ids for token_ids, _ in expected] == [token_ids for token_ids, _ in alone]
     assert sum(passes for _, passes in expected) < sum(passes for _, passes in alone)
+
+
+class CountedTape(Tape):
+    """A tape that counts."""
+
+    captures = replays = 0
+
+    def capture(self, run: Any) -> Any:
+        CountedTape.captures += 1
+        return super().capture(run)
+
+    def replay(self) -> None:
+        CountedTape.replays += 1
+        super().replay()
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("causal_block", [False, True])
+def test_captured_steps_give_what_others_give(
+    causal_block: bool, trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    """Requests of all kinds that come, go and are preempted, some of which can't be captured. No step reads a value."""
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    assert sbd.sbd_config is not None
+    sbd.sbd_config = replace(sbd.sbd_config, causal_block=causal_block)
+    sbd.draft_text = indexed(prompts)
+    kinds: list[dict[str, Any]] = [
+        {"method": "exact"},
+        {"method": "exact", "temperature": 0.8, "seed": 3, "block_size": 5},
+        {"method": "ntp", "temperature": 1.0, "top_p": 0.9},
+        {"method": "exact", "prompt_lookup": 1, "repetition_penalty": 1.2},
+        {"method": "exact", "banned_tokens": (7,), "max_new_tokens": 9},
+        *([] if causal_block else [{}, {"temperature": 0.7}]),
+    ]
+    settings = [of(sampler, **each) for sampler in (EntropyBounded(1.5), FixedCount(3)) for each in kinds]
+    rows = [prompts[i % 3] for i in range(len(settings))]
+    expected = [generated(sbd, prompt, each) for prompt, each in zip(rows, settings, strict=True)]
+    CountedTape.captures = CountedTape.replays = 0
+    with as_on_an_accelerator(), warnings.catch_warnings():
+        warnings.simplefilter("error")  # no capture is given up
+        found = serve(sbd, rows, settings, recorder=CountedTape)
+        assert [(each.token_ids, each.passes) for each in found] == expected
+        interrupted = serve(sbd, rows, settings, recorder=CountedTape, interrupt=frozenset({4, 9}))
+        assert [each.token_ids for each in interrupted] == [token_ids for token_ids, _ in expected]
+    assert CountedTape.replays > 2 * CountedTape.captures > 0
+
+
+def test_a_step_that_can_not_be_captured_runs_as_before(
+    trained_tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> None:
+    sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
+    settings = [of(EntropyBounded(1.5), method=method) for method in ("exact", "sbd", "ntp")]
+    expected = [generated(sbd, prompt, each)[0] for prompt, each in zip(prompts, settings, strict=True)]
+
+    class Refusing(Tape):
+        left = 0
+
+        def capture(self, run: Any) -> Any:
+            if Refusing.left == 0:
+                raise RuntimeError("it can't be captured here")
+            Refusing.left -= 1
+            return super().capture(run)
+
+    for left in (0, 1):  # what is before the model is refused, and what is after it
+        Refusing.left = left
+        with as_on_an_accelerator(), pytest.warns(SetBlockWarning, match="one operation after the other: it can't"):
+            assert [each.token_ids for each in serve(sbd, prompts, settings, recorder=Refusing)] == expected
 
 
 def test_logits_that_are_not_numbers_hold_nothing_up(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,11 +36,13 @@ from setblock.model.protocol.runtime import (
     next_power_of_two,
 )
 
+T = TypeVar("T")
+
 
 class Recorder(Protocol):
     """Records the operations of a function on the device, at fixed addresses. A CUDA graph is one."""
 
-    def capture(self, run: Callable[[], Packed]) -> Packed:
+    def capture(self, run: Callable[[], T]) -> T:
         """Call `run` and record what it does. Return its result, whose tensors each replay fills anew."""
 
     def replay(self) -> None:
@@ -51,10 +53,13 @@ class Eager:
     """No recorder: each replay runs the pass again, one operation after the other. It is for compiled models, of which only
     the model itself is one launch."""
 
-    def capture(self, run: Callable[[], Packed]) -> Packed:
+    _run: Callable[[], Any]
+    _result: Any  # Packed
+
+    def capture(self, run: Callable[[], T]) -> T:
         """See `Recorder`."""
-        self._run, self._result = run, run()
-        return self._result
+        self._run, self._result = run, (result := run())
+        return result
 
     @torch.inference_mode()
     def replay(self) -> None:
@@ -67,12 +72,12 @@ class CudaGraph:
 
     _pool: Any = None
 
-    def capture(self, run: Callable[[], Packed]) -> Packed:
+    def capture(self, run: Callable[[], T]) -> T:
         """See `Recorder`."""
         if CudaGraph._pool is None:
             CudaGraph._pool = torch.cuda.graph_pool_handle()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=CudaGraph._pool):
+        with torch.cuda.graph(self._graph, pool=CudaGraph._pool, capture_error_mode="thread_local"):
             return run()
 
     def replay(self) -> None:
@@ -222,26 +227,14 @@ class CapturedPasses:
     ) -> None:
         """Capture a pass and replay it, once it is certain that a replay does what the pass does."""
         run = partial(self._pass, captured.given, size, traits, requests)
-        before = self._table.snapshot()
         try:
-            expected = run().values.clone()  # a first time, so that whatever is made on first use is there
-            after = self._table.snapshot()
-            self._table.restore(before)
-            captured.outputs = captured.recorder.capture(run)
-            self._table.restore(before)
-            captured.outputs.values.fill_(-1)
-            captured.recorder.replay()
+            outputs, seconds = recorded(run, captured.recorder, self._table, values=lambda outputs: [outputs.values])
         except (RuntimeError, SetBlockError) as error:
-            captured.outputs, self.reason = None, str(error).strip().splitlines()[0]
-        else:
-            is_same = bool(torch.equal(captured.outputs.values, expected)) and self._table.is_like(after)
-            self.reason = None if is_same else "a replay did not give what the pass gives"
-            self._table.restore(before)  # the first replay of a graph also prepares it: the second is measured
-            self._measured(size, seconds_of(captured.recorder.replay, self._table.device))
-        if self.reason is not None:
-            captured.outputs = None
-            self._table.restore(before)
+            self.reason = str(error).strip().splitlines()[0]
             warn(f"passes are not captured, but launched one operation after the other: {self.reason}")
+        else:
+            captured.outputs = outputs
+            self._measured(size, seconds)
 
     def _pass(self, given: Tensor, size: PassSize, traits: PassTraits, requests: Sequence[RequestParams]) -> Packed:
         """Run a pass over the rows given. Neither reads a value nor makes a tensor from one of the host."""
@@ -275,6 +268,35 @@ class CapturedPasses:
         step = update(state, inputs, logits, policy)
         self._table.store(rows, state)
         return packed(*output_tables(state, step))
+
+
+def recorded(
+    run: Callable[[], T], recorder: Recorder, table: StateTable, *, values: Callable[[T], Sequence[Tensor]]
+) -> tuple[T, float]:
+    """Record a function that changes a table as a pass does, once it is certain that a replay does the same. Return the result
+    of the last replay, and its seconds. Raise `RuntimeError` or `SetBlockError`, with the table as it was, if the function
+    can't be recorded. `values` gives the tensors of a result, which are compared."""
+    before = table.snapshot()
+    try:
+        expected = [
+            each.clone() for each in values(run())
+        ]  # a first time, so that whatever is made on first use is there
+        after = table.snapshot()
+        table.restore(before)
+        result = recorder.capture(run)
+        table.restore(before)
+        for each in values(result):
+            each.fill_(-1)
+        recorder.replay()
+        pairs = zip(values(result), expected, strict=True)
+        if not all(torch.equal(each, other) for each, other in pairs) or not table.is_like(after):
+            raise SetBlockError("a replay did not give what the pass gives")
+        table.restore(before)  # the first replay of a graph also prepares it: the second is measured
+        seconds = seconds_of(recorder.replay, table.device)
+    except (RuntimeError, SetBlockError):
+        table.restore(before)
+        raise
+    return result, seconds
 
 
 def traits_of(requests: Sequence[RequestParams]) -> PassTraits | None:

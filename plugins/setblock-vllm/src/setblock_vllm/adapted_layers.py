@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from setblock.errors import SetBlockError
 from setblock.model.adapter.files import lora_weights
 from setblock_vllm import vllm_api
-from setblock_vllm.slots import SlotPass
+from setblock_vllm.slot_pass import SlotPass
 
 
 class Adapter:

@@ -11,9 +11,9 @@ from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock_vllm import fields, vllm_api
 from setblock_vllm.adapter import ADAPTER_KEY, read_adapter, record_adapter, sbd_config_of
 from setblock_vllm.draft_text import DRAFT_TEXT_KEY, draft_text_file
+from setblock_vllm.options import captures_steps, pass_tokens
 from setblock_vllm.parameters import Served, width_of
 from setblock_vllm.plugin import PREFIX, STOCK
-from setblock_vllm.scheduler import pass_tokens
 
 SCHEDULER = "setblock_vllm.scheduler.make_scheduler"
 ADMISSION = "setblock_vllm.admission:BlockAdmission"
@@ -50,7 +50,7 @@ class SetBlockConfig:
         attention = vllm_config.attention_config
         attention.use_non_causal = True
         attention.backend = _attention_backend(attention.backend, model_config.get_head_size())
-        pass_tokens(vllm_config)  # a wrong option ends vLLM here
+        pass_tokens(vllm_config), captures_steps(vllm_config)  # a wrong option ends vLLM here
         if vllm_config.scheduler_config.scheduler_cls is None:
             vllm_config.scheduler_config.scheduler_cls = SCHEDULER
         for name, value in _SAMPLING_DEFAULTS.items():

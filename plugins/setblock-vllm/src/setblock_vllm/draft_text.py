@@ -17,21 +17,14 @@ DRAFT_TEXT_KEY = "sbd_draft_text"
 """The key of `--hf-overrides` that names a file of texts."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Served:
     """What a draft text needs to know of the model."""
 
     tokenizer: PreTrainedTokenizerBase
+    end_of_text_ids: tuple[int, ...]
     vocab_size: int
-
-    @property
-    def end_of_text_ids(self) -> tuple[int, ...]:
-        end = self.tokenizer.eos_token_id
-        return () if end is None else (end,)
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")  # the slots take it to theirs
+    device: torch.device
 
 
 def draft_text_file(model_config: Any) -> Path | None:
@@ -54,4 +47,6 @@ def read_draft_text(model_config: Any) -> DraftText | None:
     if (file := draft_text_file(model_config)) is None:
         return None
     tokenizer = vllm_api.cached_tokenizer_from_config(model_config)
-    return draft_text_of(read_texts(file), _Served(tokenizer, model_config.get_vocab_size()))
+    ends = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    served = _Served(tokenizer, ends, model_config.get_vocab_size(), torch.device("cpu"))
+    return draft_text_of(read_texts(file), served)

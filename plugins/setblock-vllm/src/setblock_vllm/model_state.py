@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setblock.engine.captured import CudaGraph
 from setblock_vllm import vllm_api
 from setblock_vllm.adapted_layers import Adapter
 from setblock_vllm.adapter import read_adapter, sbd_config_of
 from setblock_vllm.draft_text import read_draft_text
+from setblock_vllm.options import captures_steps
 from setblock_vllm.parameters import WIDTH_OF_VLLM, settings_of, width_of
-from setblock_vllm.slots import BlockSlots, SlotPass
+from setblock_vllm.slot_pass import SlotPass
+from setblock_vllm.slots import BlockSlots
 from setblock_vllm.structure import Form
 
 
@@ -42,6 +45,7 @@ class SetBlockModelState(vllm_api.DefaultModelState):
             vocab_size=self.model_config.get_vocab_size(),
             device=device,
             draft_text=draft_text,
+            recorder=CudaGraph if captures_steps(vllm_config) else None,
         )
         self.prepared: SlotPass | None = None  # of the pass that runs; None if it feeds no request
         self._slot_of: dict[str, int] = {}

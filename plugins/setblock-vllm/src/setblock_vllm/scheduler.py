@@ -8,23 +8,9 @@ draft that is checked. The tokens of an answer don't depend on it.
 from collections.abc import Iterable
 from typing import Any
 
-from setblock.errors import ParameterError
 from setblock_vllm import vllm_api
+from setblock_vllm.options import pass_tokens
 from setblock_vllm.parameters import fed_at_least
-
-OPTION = "setblock_pass_tokens"  # in vLLM's --additional-config
-# A token costs two operations for each weight, of two bytes. GPUs do 150 to 300 operations in the time of reading a byte, so
-# about as many tokens take as long as reading the weights. The figure for CPUs was measured: docs/vllm.md
-_ON_GPUS, _ON_CPUS = 256, 128
-
-
-def pass_tokens(vllm_config: Any) -> int:
-    """Return the most tokens that a pass feeds all requests together. `share_pass` exceeds it where requests can't be fed less.
-    Raise `ParameterError` if the option is wrong."""
-    own = vllm_config.additional_config.get(OPTION) if isinstance(vllm_config.additional_config, dict) else None
-    if own is not None and (not isinstance(own, int) or own < 1):
-        raise ParameterError(f"{OPTION} in --additional-config must be a whole number of at least 1, not {own!r}")
-    return own or (_ON_CPUS if vllm_api.current_platform.is_cpu() else _ON_GPUS)
 
 
 def make_scheduler(*, vllm_config: Any, **arguments: Any) -> Any:

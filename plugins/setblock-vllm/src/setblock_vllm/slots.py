@@ -12,7 +12,7 @@ Shapes: S slots, R requests of a pass, Q the most tokens of a request in it (pro
 size, V tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,25 +29,13 @@ from setblock.decoding.step.choice import Policy, StaticSamplers, is_own
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import sent
+from setblock.engine.captured import Recorder
 from setblock.model.protocol.draft_text import DraftText
-from setblock.model.protocol.runtime import ModelInput, PassPlan
+from setblock.model.protocol.runtime import PassPlan
 from setblock.model.protocol.sbd_config import SBDModelConfig
+from setblock_vllm.captured import CapturedSteps
 from setblock_vllm.parameters import width_of
-
-
-@dataclass(frozen=True)
-class SlotPass:
-    """What vLLM feeds R requests in a pass, in vLLM's order. A request is fed `causal` tokens that are committed,
-    then `in_block` tokens of its block, then padding."""
-
-    inputs: ModelInput
-    fed: Tensor  # [R] int64, tokens of each request
-    start: Tensor  # [R] int64, the position of the first
-    causal: Tensor  # [R] int64
-    in_block: Tensor  # [R] int64
-    tokens: Tensor  # [R, Q] int64, except of prompts, which vLLM has; arbitrary past `fed`
-    is_prefill: Tensor | None  # [R] bool, requests that are fed a part of their prompt; None if there are none
-    outputs: Tensor  # [R, m] int64, of the tokens fed, those whose logits `update` takes
+from setblock_vllm.slot_pass import SlotPass
 
 
 @dataclass
@@ -71,7 +59,9 @@ class BlockSlots:
         vocab_size: int,
         device: torch.device | str,
         draft_text: DraftText | None = None,
+        recorder: Callable[[], Recorder] | None = None,
     ) -> None:
+        """Make free slots. With `recorder`, what a pass runs besides the model is captured where it can be."""
         self.sbd_config, self.vocab_size = sbd_config, vocab_size
         self._has_draft_text = draft_text is not None
         self.width = width_of(block_size)  # the most tokens that a request is fed
@@ -83,6 +73,11 @@ class BlockSlots:
         self._slots: list[int] = []
         self._rows = self.columns[:0]  # [R] int64, `_slots`
         self._batch: tuple[BatchState, Policy] | None = None
+        self._captured: CapturedSteps | None = None
+        if recorder is not None:
+            self._captured = CapturedSteps(
+                self._table, self._prepared, self._updated, vocab_size=vocab_size, recorder=recorder
+            )
 
     @torch.inference_mode()
     def open(
@@ -130,6 +125,8 @@ class BlockSlots:
         self._save()
         self._table.write(slot, state)
         self._open[slot] = _Open(params, constraints, {})
+        if self._captured is not None:
+            self._captured.forget()
 
     def close(self, slot: int) -> None:
         """Free a slot, if it has a request."""
@@ -179,8 +176,39 @@ class BlockSlots:
             most: Q, the most of these, without those of prompts; at least 1.
             has_prompts: whether any request is fed a part of its prompt.
         """
+        requests = [self._open[slot] for slot in slots]
+        if (
+            self._captured is not None
+            and not has_prompts
+            and not any(each.constraints.constraints for each in requests)
+        ):
+            self._save()
+            prepared = self._captured.prepare(slots, [each.params for each in requests], fed, most=most)
+            if prepared is not None:
+                return prepared
         state, policy = self._batch_of(slots)
-        whole_blocks = state.params.has_sbd or bool(policy.constraints.constrained)
+        is_constrained = bool(policy.constraints.constrained)
+        return self._prepared(state, fed, most=most, has_prompts=has_prompts, is_constrained=is_constrained)
+
+    @torch.inference_mode()
+    def update(self, prepared: SlotPass, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply a pass. Return [R, Q] int64 tokens, and [R] int64 how many of them, from the left, the pass has committed; in
+        vLLM's order.
+
+        Args:
+            prepared: of `prepare`; no slot was opened or closed since.
+            logits: [R * m, V], those of `prepared.outputs`. Written to.
+        """
+        if self._batch is None:
+            assert self._captured is not None
+            return self._captured.update(logits)
+        return self._updated(*self._batch, prepared, logits)
+
+    def _prepared(
+        self, state: BatchState, fed: Tensor, *, most: int, has_prompts: bool = False, is_constrained: bool = False
+    ) -> SlotPass:
+        """Return what a pass feeds the requests of a state. `is_constrained`: whether any has a form."""
+        whole_blocks = state.params.has_sbd or is_constrained
         width = state.params.block_width if whole_blocks else min(state.params.block_width, most)
         plan = self._plan(state, fed, most=most, width=width, has_prompts=has_prompts)
         inputs = prepare_inputs(state, plan)
@@ -192,17 +220,8 @@ class BlockSlots:
             outputs = torch.where(plan.is_prefill[:, None], fed[:, None] - 1, outputs)
         return SlotPass(inputs, fed, start, causal, plan.ends - start - causal, tokens, plan.is_prefill, outputs)
 
-    @torch.inference_mode()
-    def update(self, prepared: SlotPass, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply a pass. Return [R, Q] int64 tokens, and [R] int64 how many of them, from the left, the pass has committed; in
-        vLLM's order.
-
-        Args:
-            prepared: of `prepare`; no slot was opened or closed since.
-            logits: [R * m, V], those of `prepared.outputs`. Written to.
-        """
-        assert self._batch is not None
-        state, policy = self._batch
+    def _updated(self, state: BatchState, policy: Policy, prepared: SlotPass, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply a pass to the requests of a state. Return what `update` does."""
         plan, answer = prepared.inputs.plan, state.answer
         # Requests that vLLM still serves although their whole answer was returned: their logits were NaN
         is_over = answer.finished & (state.cache.committed >= answer.end)
@@ -219,12 +238,11 @@ class BlockSlots:
     def logprobs(self, prepared: SlotPass) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
         """Return, for the tokens that `update` has returned [R, Q], their log-probabilities and ranks, and the n most likely
         tokens [R, Q, n] with their log-probabilities; None if no request wants any."""
-        assert self._batch is not None
-        state, _ = self._batch
-        if (record := state.record) is None:
+        record = None if self._batch is None else self._batch[0].record
+        if record is None:
             return None
         columns = (prepared.start[:, None] + self.columns[: prepared.inputs.plan.queries]).clamp(
-            max=state.tokens.shape[1] - 1
+            max=record.logprob.shape[1] - 1
         )
 
         def of_pass(whole: Tensor) -> Tensor:

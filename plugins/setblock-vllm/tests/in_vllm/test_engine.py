@@ -4,7 +4,9 @@ SETBLOCK_VLLM_PROBLEMS says on how many held-out problems; 100 by `make test-vll
 """
 
 import os
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -17,11 +19,13 @@ import setblock
 from in_vllm.engines import ask, figure, offline, passes_so_far, problems
 from measuring.operations import _ONLY_MEMORY
 from measuring.synchronisations import Synchronisations, as_on_an_accelerator
+from measuring.tape import Tape
 from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings.table import DecodingSettings
-from setblock_vllm import hooks, vllm_api
+from setblock.errors import SetBlockWarning
+from setblock_vllm import hooks, model_state, vllm_api
 from setblock_vllm.model_state import BlockSampler, SetBlockModelState
 from slot_engine import generated
 
@@ -159,9 +163,9 @@ class Steps:
         return int(median(found)) if what == "operations" else max(found)
 
 
-def test_a_step_waits_for_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No value is read, and as long as the same requests take part no list becomes a tensor. When others do, one does: which
-    rows of the table take part. A request that joins is written into its row, and one that leaves runs nothing."""
+@contextmanager
+def counted(steps: Steps) -> Iterator[None]:
+    """Count what the plugin runs in vLLM's steps."""
     build, from_numpy = vllm_api.build_attn_metadata, torch.from_numpy
 
     def uncounted(function: Any) -> Any:
@@ -171,9 +175,6 @@ def test_a_step_waits_for_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) 
 
         return run
 
-    monkeypatch.setitem(vars(vllm_api), "build_attn_metadata", uncounted(build))  # vLLM's own
-    monkeypatch.setattr(torch, "from_numpy", uncounted(from_numpy))  # what the host keeps
-    monkeypatch.setattr(vllm_api.DefaultModelState, "add_request", uncounted(vllm_api.DefaultModelState.add_request))
     methods = {
         (SetBlockModelState, "prepare_attn"): None,
         (SetBlockModelState, "prepare_inputs"): None,
@@ -181,23 +182,73 @@ def test_a_step_waits_for_nothing(engine: Any, monkeypatch: pytest.MonkeyPatch) 
         (SetBlockModelState, "add_request"): "join",
         (SetBlockModelState, "remove_request"): "leave",
     }
-    originals = {each: getattr(*each) for each in methods}
+    with pytest.MonkeyPatch.context() as patch, as_on_an_accelerator():
+        patch.setitem(vars(vllm_api), "build_attn_metadata", uncounted(build))  # vLLM's own
+        patch.setattr(torch, "from_numpy", uncounted(from_numpy))  # what the host keeps
+        patch.setattr(vllm_api.DefaultModelState, "add_request", uncounted(vllm_api.DefaultModelState.add_request))
+        for (owner, name), kind in methods.items():
+            patch.setattr(owner, name, steps.of(getattr(owner, name), kind))
+        yield
+
+
+def test_a_step_waits_for_nothing(engine: Any) -> None:
+    """No value is read, and as long as the same requests take part no list becomes a tensor. When others do, one does: which
+    rows of the table take part. A request that joins is written into its row, and one that leaves runs nothing."""
     exact, sbd = {"method": "exact"}, {"method": "sbd", "gamma": 0.03}
     questions = [problem.question for problem in problems(4)]
     for extra, most in (([exact] * 4, 165), ([sbd] * 4, 140), ([exact, sbd, {"method": "ntp"}, exact], 250)):
         steps = Steps()
-        for (owner, name), kind in methods.items():
-            monkeypatch.setattr(owner, name, steps.of(originals[owner, name], kind))
-        with as_on_an_accelerator():
+        with counted(steps):
             ask(engine, questions, extra)
-        print(
-            "OPS", {k: (len(v), steps.most(k, "operations"), steps.most(k, "lists")) for k, v in steps.counts.items()}
-        )
         assert steps.most("step", "operations") <= most
         assert steps.most("others", "operations") <= most + 100
         assert steps.most("leave", "operations") == 0
         assert [steps.most(kind, "lists") for kind in ("step", "others", "leave")] == [0, 1, 0]
         assert steps.waits == []
+
+
+def test_captured_steps_run_few_operations(model: setblock.SBDModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tape stands for the CUDA graphs. What it replays is one launch each, and isn't counted."""
+
+    class Launched(Tape):
+        def replay(self) -> None:
+            with _disable_current_modes():
+                super().replay()
+
+        def capture(self, run: Any) -> Any:
+            with _disable_current_modes():
+                return super().capture(run)
+
+    monkeypatch.setattr(model_state, "CudaGraph", Launched)
+    monkeypatch.setattr(model_state, "captures_steps", lambda vllm_config: True)
+    settings = {
+        "exact": DecodingSettings(method="exact"),
+        "sbd": DecodingSettings(method="sbd", sampler=EntropyPrefix(0.03)),
+    }
+    questions = [problem.question for problem in problems(4)]
+    engine = offline(max_num_batched_tokens=256)
+    try:
+        for method, each in settings.items():
+            expected = [
+                generated(
+                    model, encode_prompt(model.tokenizer, question, raw=False), replace(each, max_new_tokens=256)
+                )[0]
+                for question in questions
+            ]
+            steps = Steps()
+            extra = {"method": method} | ({"gamma": 0.03} if method == "sbd" else {})
+            with as_on_an_accelerator(), warnings.catch_warnings():
+                warnings.simplefilter("error", SetBlockWarning)  # no capture is given up
+                captured = ask(engine, questions, [extra] * 4)
+                with counted(steps):
+                    replayed = ask(engine, questions, [extra] * 4)
+            assert [list(answer.token_ids) for answer in captured] == expected
+            assert [list(answer.token_ids) for answer in replayed] == expected
+            assert steps.most("step", "operations") <= 25
+            assert steps.most("step", "lists") == 0
+            assert steps.waits == []
+    finally:
+        engine.llm_engine.engine_core.shutdown()
 
 
 def test_a_cached_prefix_changes_nothing(engine: Any) -> None:
