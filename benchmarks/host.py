@@ -3,11 +3,12 @@
     python benchmarks/host.py
     python benchmarks/host.py --out benchmarks/results/host.json
 
-Three kinds of passes, at 1, 8 and 32 requests of a small random model:
+Four kinds of passes, at 1, 8 and 32 requests of a small random model:
 
 - eager: whatever is outside of the model's forward pass. On a GPU each operation of it is a launch.
 - captured: what is left beside the replay of a captured pass, which stands for one launch. It is read before the next pass.
-- ahead: the same, where the next pass is launched before one is read, so that the device works meanwhile.
+- whole: the same, where requests don't stream: their text is decoded at the end, as `generate_batch` and `evaluate` have it.
+- ahead: as captured, where the next pass is launched before one is read, so that the device works meanwhile.
 
 A tape stands for the CUDA graph (`measuring/tape.py`), and its replay is not counted. Use an otherwise idle machine.
 """
@@ -33,7 +34,7 @@ from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 
 ROWS = (1, 8, 32)
-KINDS = ("eager", "captured", "ahead")
+KINDS = ("eager", "captured", "whole", "ahead")
 METHODS = {
     "ntp": DecodingSettings(method="ntp"),
     "exact": DecodingSettings(method="exact", block_size=8, drafts="fixed"),
@@ -77,7 +78,8 @@ def milliseconds(kind: str, rows: int, settings: DecodingSettings, *, passes: in
         engine = Engine(sbd, EngineLimits(max_num_seqs=rows, kv_tokens=rows * 512), recorder=recorder)
         for number in range(rows):
             prompt = random_prompt(sbd, 16 + number)
-            engine.submit(Request(str(number), prompt, replace(settings, max_new_tokens=400)))
+            wanted = replace(settings, max_new_tokens=400)
+            engine.submit(Request(str(number), prompt, wanted, streams=kind != "whole"))
         while len(found) < 20 + passes:
             before, beside = time.process_time(), inside + TimedTape.seconds
             engine.step()

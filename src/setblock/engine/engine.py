@@ -168,7 +168,8 @@ class Engine:
                 self._waiting.remove(sequence)
             rows.state.finish(row)
             generation = rows.generation(row, cancelled=True)
-            progress.append(Progress(sequence.request.id, rows.texts[row].take(final=True), (), None, generation))
+            text = rows.texts[row].take(final=True) if sequence.request.streams else ""
+            progress.append(Progress(sequence.request.id, text, (), None, generation))
             self._forget(sequence)
         self._leave(leaving)
         return progress
@@ -287,7 +288,7 @@ class Engine:
                 continue
             sequence = self._running.sequences[row]
             sequence.served = self._counts["passes"]
-            text = batch.texts[row].take(final=of_row.finished)
+            text = batch.texts[row].take(final=of_row.finished) if sequence.request.streams else ""
             made, params = sequence.read(of_row), batch.state.params.rows[row]
             self._count(scheduled, params.settings.method, of_row.scheduled.start)
             if not of_row.failed and self._runner.shares_pages:

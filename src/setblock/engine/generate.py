@@ -69,7 +69,10 @@ def stream(
     """
     requested = requested_settings(named, base=settings)
     steps: list[StepOutput] = []
-    for progress in _passes(requested, model, prompt, raw, chat_template_kwargs, steps if with_steps else None):
+    passes = _passes(
+        requested, model, prompt, raw, chat_template_kwargs, streams=True, steps=steps if with_steps else None
+    )
+    for progress in passes:
         assert progress.event is not None
         yield StreamChunk(
             progress.text, progress.event, steps[-1] if steps else None, _without_failure(progress.generation)
@@ -142,11 +145,16 @@ def together(
     model: LanguageModel,
     rows: Sequence[tuple[Sequence[int], DecodingSettings]],
     *,
+    streams: bool = False,
     steps: list[StepOutput] | None = None,
 ) -> Iterator[list[Progress]]:
     """Decode requests, prompts of token ids with their settings, that all start at once. Yield the results of each pass; the id
-    of a request is its number. Each pass's tensors are appended to `steps`. Raise `SetBlockError`, before the first pass, if a
-    request can't be answered."""
+    of a request is its number. Raise `SetBlockError`, before the first pass, if a request can't be answered.
+
+    Args:
+        streams: as in `Request`, of all requests.
+        steps: each pass's tensors are appended to it.
+    """
     count, longest = len(rows), max(limit_of(model, len(prompt), settings) for prompt, settings in rows)
     whole_rows = model.static_kind is None
     if whole_rows:  # a row of the cache for each
@@ -162,7 +170,7 @@ def together(
     )
     engine = Engine(model, limits, whole_rows=whole_rows, on_step=None if steps is None else steps.append)
     for number, (prompt, settings) in enumerate(rows):
-        engine.submit(Request(str(number), prompt, settings))
+        engine.submit(Request(str(number), prompt, settings, streams))
     while not engine.is_idle:
         yield engine.step()
 
@@ -180,6 +188,8 @@ def _passes(
     prompt: Prompt,
     raw: bool,
     chat_template_kwargs: Mapping[str, Any] | None,
+    *,
+    streams: bool = False,
     steps: list[StepOutput] | None = None,
 ) -> Iterator[Progress]:
     """Yield the result of each pass of one answer, but for those that feed only a part of the prompt."""
@@ -187,7 +197,7 @@ def _passes(
         raise ParameterError(f"n must be 1 for one answer, not {settings.n}: generate_batch gives several")
     model = loaded(model)
     token_ids = encode_prompt(model.tokenizer, prompt, raw=raw, chat_template_kwargs=chat_template_kwargs)
-    for passes in together(model, [(token_ids, settings)], steps=steps):
+    for passes in together(model, [(token_ids, settings)], streams=streams, steps=steps):
         yield from (each for each in passes if each.event is not None)
 
 

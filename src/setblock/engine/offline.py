@@ -113,5 +113,6 @@ def _requested(
             limit_of(model, len(token_ids), settings)
         for sample in range(settings.n):
             name = f"{line.number}.{sample}"
-            requested[name] = Request(name, token_ids, settings.of_sample(sample)), (line.number, sample), line
+            request = Request(name, token_ids, settings.of_sample(sample), streams=False)
+            requested[name] = request, (line.number, sample), line
     return requested

@@ -25,11 +25,14 @@ class Request:
         id: the name of the request, unique among unfinished requests.
         prompt: token ids.
         settings: how to decode, with n = 1.
+        streams: whether each pass gives the text that it made final. Otherwise all of it comes with the answer, which costs the
+            host less.
     """
 
     id: str
     prompt: Sequence[int]
     settings: DecodingSettings
+    streams: bool = True
 
 
 class Progress(NamedTuple):
@@ -37,7 +40,7 @@ class Progress(NamedTuple):
 
     Attributes:
         id: the id of the request.
-        text: the text that the pass made final; may be empty.
+        text: the text that the pass made final; may be empty. It always is if the request does not stream.
         token_ids: the tokens of the answer that the pass made final, without an end of text.
         event: the pass's output for this request. None if it fed only a part of the prompt, or the request was cancelled.
         generation: the finished answer, in a request's last progress only.

@@ -239,6 +239,8 @@ def test_the_text_and_its_pieces(text: str, stops: list[str], least: int, data: 
     answer, shown = AnswerText(BYTES, stop=stops, min_new_tokens=least), ""
     for before, cut in itertools.pairwise([0, *cuts]):
         answer.read(token_ids[before:cut])
+        if data.draw(st.booleans()):
+            continue
         shown += answer.take()
         assert final_text.startswith(shown)
         if stop_length is None or cut < stop_length:

@@ -37,12 +37,12 @@ class AnswerText(TokenConstraint):
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
         """Read more tokens, up to a stop string. `final`: no more will come, so half a character is decoded, too."""
-        # The token that completes a stop string ends the answer. Without them all tokens are decoded together: faster
-        parts = [[each] for each in token_ids] if self._stop else [token_ids] if token_ids else []
-        for part in parts:
+        if not self._stop:  # they are decoded when the text is taken: many tokens at once take hardly longer than one
+            self._token_ids += token_ids
+        for token_id in token_ids if self._stop else ():  # the token that completes a stop string ends the answer
             if self.stop_length is not None:
                 return
-            self._token_ids += part
+            self._token_ids.append(token_id)
             self._decode(final=False)
         if final and self.stop_length is None:
             self._decode(final=True)
@@ -55,6 +55,8 @@ class AnswerText(TokenConstraint):
         """
         if final:
             self.read([], final=True)
+        elif not self._stop:
+            self._decode(final=False)
         is_whole = final or not self._stop or self.stop_length is not None
         certain = len(self.text) - (0 if is_whole else length_begun(self.text, self._stop))
         piece = self.text[self._given : certain]
