@@ -37,11 +37,12 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its hook h
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and count its bytes."""
         found = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket.__name__ not in _ONLY_MEMORY:
-            moved = sum(map(_bytes_of, self._whole([args, kwargs, found])))
-            if moved:
-                where, function = asker().split(":")[0], asker().split()[-1]
-                self.bytes[f"{where} {function}"] += moved
+        given, made = list(self._whole([args, kwargs])), list(self._whole(found))
+        storages = {each.untyped_storage()._cdata for each in given}
+        is_view = func.is_view and all(each.untyped_storage()._cdata in storages for each in made)  # `to` may copy
+        if (given or made) and not is_view and func.overloadpacket.__name__ not in _ONLY_MEMORY:
+            where, function = asker().split(":")[0], asker().split()[-1]
+            self.bytes[f"{where} {function}"] += sum(map(_bytes_of, [*given, *made]))
         return found
 
     def _whole(self, found: Any) -> Iterator[torch.Tensor]:

@@ -10,12 +10,13 @@ import pytest
 from answers import assert_same
 from measuring.synchronisations import as_on_an_accelerator
 from measuring.tape import Tape
-from plain_kernel import of_other_noise, plain_kernel
+from other_noise import of_other_noise
 from running import Log
 from setblock.decoding.answer.generation import Generation
 from setblock.decoding.samplers import EntropyBounded
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step import reading
+from setblock.decoding.step.reading import read_by_operations
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
@@ -80,7 +81,7 @@ def test_a_kernel_that_gives_the_same_changes_nothing(
     """Reports of entropies included."""
     requests = requests_of(texts, method="sbd")
     plain = answered(sbd, requests, max_num_seqs=3)
-    monkeypatch.setattr(reading, "_kernel_on", lambda device: plain_kernel)
+    monkeypatch.setattr(reading, "_kernel_on", lambda device: read_by_operations)
     monkeypatch.setattr(sbd, "cuda_graphs", True)
     for name, each in answered(sbd, requests, max_num_seqs=3).items():
         assert_same(each, plain[name])

@@ -9,12 +9,20 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from setblock.decoding.step import reading_kernel
+from families import tiny_sbd
+from running import Log
+from setblock.decoding.samplers import EntropyBounded
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.step import reading, reading_kernel
 from setblock.decoding.step.certainty import certainty_of
 from setblock.decoding.step.choice import Draws, choose_tokens
 from setblock.decoding.step.logits import Logits, Reading, most_likely
 from setblock.decoding.step.reading_kernel import _TILE, read_by_kernel
+from setblock.engine.captured import Eager
+from setblock.engine.engine import Engine
+from setblock.engine.request import Request
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -152,3 +160,24 @@ def test_a_row_s_draw_is_the_same_beside_a_bounded_one() -> None:
     assert torch.equal(found[0], expected[0])
     assert not torch.equal(found[1], expected[1])
     assert torch.equal(found, choose_tokens(logits, bounded._replace(kernel=None), positions=positions))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_the_same(
+    temperature: float, trained_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of passes of few sizes and of others, in blocks whose sampler goes by the entropies."""
+    sbd = tiny_sbd("llama", trained_tokenizer)
+    wanted = DecodingSettings(
+        method="sbd", sampler=EntropyBounded(4.0), block_size=3, temperature=temperature, seed=1, max_new_tokens=6
+    )
+
+    def answer() -> list[int]:
+        engine = Engine(sbd, recorder=Eager)
+        engine.submit(Request("a", [5, 6, 7], wanted))
+        return Log().run(engine)["a"].token_ids
+
+    plain = answer()
+    monkeypatch.setattr(reading, "_kernel_on", lambda device: read_by_kernel)
+    monkeypatch.setattr(sbd, "cuda_graphs", True)
+    assert answer() == plain

@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from families import tiny_sbd
-from plain_kernel import of_other_noise, plain_kernel
+from other_noise import of_other_noise
 from setblock.decoding.step import reading
 from setblock.decoding.step.certainty import Certainty
 from setblock.decoding.step.logits import MostLikely, Reading
-from setblock.decoding.step.reading import fault_of, kernel_for
+from setblock.decoding.step.reading import fault_of, kernel_for, read_by_operations
 from setblock.errors import SetBlockWarning
 
 CPU = torch.device("cpu")
@@ -24,14 +24,14 @@ def changed(**fields: Any) -> Any:
     """A kernel whose result has other fields."""
 
     def kernel(*given: Tensor) -> Reading:
-        found = plain_kernel(*given)
+        found = read_by_operations(*given)
         return found._replace(**{name: change(found) for name, change in fields.items()})
 
     return kernel
 
 
 def test_a_kernel_that_gives_the_same_has_no_fault() -> None:
-    assert fault_of(plain_kernel, CPU) is None
+    assert fault_of(read_by_operations, CPU) is None
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def test_a_model_has_a_kernel_once_it_is_captured(
     monkeypatch: pytest.MonkeyPatch, trained_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     sbd = tiny_sbd("llama", trained_tokenizer)
-    monkeypatch.setattr(reading, "_kernel_on", lambda device: plain_kernel)
+    monkeypatch.setattr(reading, "_kernel_on", lambda device: read_by_operations)
     assert kernel_for(sbd) is None
     monkeypatch.setattr(sbd, "cuda_graphs", True)
-    assert kernel_for(sbd) is plain_kernel
+    assert kernel_for(sbd) is read_by_operations
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no C compiler\nwas found"), ImportError("no driver")])

@@ -9,18 +9,19 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 from setblock.decoding.step.certainty import certainty_of
 from setblock.decoding.step.choice import Draws, Kernel, choose_tokens
-from setblock.decoding.step.logits import most_likely
+from setblock.decoding.step.logits import Reading, most_likely
 from setblock.errors import warn
 from setblock.model.protocol.runtime import LanguageModel
 
 
 def kernel_for(model: LanguageModel) -> Kernel | None:
     """Return the kernel that reads the logits in all passes of a model, or None for PyTorch's operations. A model has one
-    after `SBDModel.capture`, if Triton is installed and the kernel gives on this device what PyTorch gives; otherwise it
-    has none, and one line says why."""
+    after `SBDModel.capture`, if Triton is installed and the kernel gives on this device what PyTorch gives. If it does
+    not, one line says so."""
     return _kernel_on(model.device) if model.static_kind == "captured" else None
 
 
@@ -41,6 +42,16 @@ def _kernel_on(device: torch.device) -> Kernel | None:
     return None
 
 
+def read_by_operations(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, is_greedy: bool = False
+) -> Reading:
+    """Read logits [B, n, V] by PyTorch's operations: what a `Kernel` is compared with. `is_greedy`: as in `Draws`."""
+    best = most_likely(logits)
+    certainty = certainty_of(logits, best.logits, best.logits.isfinite(), in_tiles=False)
+    draws = Draws(temperatures, None, None, None, seeds, is_greedy=is_greedy)
+    return Reading(best, certainty, choose_tokens(logits, draws, positions=positions, best=best.token_ids))
+
+
 @torch.inference_mode()
 def fault_of(kernel: Kernel, device: torch.device) -> str | None:
     """Try a kernel on some logits. Return what differs from PyTorch's operations, or None."""
@@ -50,21 +61,19 @@ def fault_of(kernel: Kernel, device: torch.device) -> str | None:
     logits = logits.to(device)
     temperatures, seeds = (torch.tensor(each, device=device) for each in ([0.7, 0.0, 1.0], [3, 4, -5]))
     positions = torch.arange(24, device=device).view(3, 8)
-    best = most_likely(logits)
-    is_finite = best.logits.isfinite()
-    certainty = certainty_of(logits, best.logits, is_finite, in_tiles=False)
-    draws = Draws(temperatures, None, None, None, seeds, is_greedy=False)
-    chosen = choose_tokens(logits, draws, positions=positions, best=best.token_ids)
-    found = kernel(logits, temperatures, seeds, positions)
+    found, expected = (read(logits, temperatures, seeds, positions) for read in (kernel, read_by_operations))
     assert found.certainty is not None
+    assert expected.certainty is not None
     assert found.chosen is not None
+    assert expected.chosen is not None
+    is_finite = expected.best.logits.isfinite()
     if not torch.equal(found.best.logits.isfinite(), is_finite):
         return "other logits are finite"
-    if not torch.equal(found.best.token_ids[is_finite], best.token_ids[is_finite]):
+    if not torch.equal(found.best.token_ids[is_finite], expected.best.token_ids[is_finite]):
         return "other tokens are the most likely ones"
-    if not torch.equal(found.chosen[is_finite], chosen[is_finite]):
+    if not torch.equal(found.chosen[is_finite], expected.chosen[is_finite]):
         return "other tokens are drawn"
-    pairs = zip(found.certainty, certainty, strict=True)
+    pairs = zip(found.certainty, expected.certainty, strict=True)
     if not all(torch.allclose(ours[is_finite], theirs[is_finite], rtol=1e-4, atol=1e-4) for ours, theirs in pairs):
         return "the entropies differ"
     return None
