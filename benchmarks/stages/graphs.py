@@ -235,8 +235,9 @@ def _profile(sbd: SBDModel, cached: int, options: argparse.Namespace) -> dict[st
 def _draws(rows: int, options: argparse.Namespace) -> dict[str, Any]:
     """Time all that is read of the logits of 16 tokens a row, of 128k: the most likely token, the certainty and the draw. Count
     the bytes that PyTorch's operations move for it; the kernel reads each logit once, 4 bytes."""
-    vocabulary, actions = 300 if options.quick else 128_256, {}
+    vocabulary = 300 if options.quick else 128_256
     found: dict[str, Any] = {}
+    actions: dict[str, Callable[[], object]] = {}
     kernels: dict[str, Kernel] = {}
     if DEVICE.type == "cuda":
         from setblock.decoding.step.reading_kernel import read_by_kernel  # needs Triton
@@ -245,12 +246,10 @@ def _draws(rows: int, options: argparse.Namespace) -> dict[str, Any]:
         fault = fault_of(read_by_kernel, DEVICE)
         found |= {"passed": fault is None, "fault": fault}
     for count, heat in itertools.product((1, min(8, rows), rows), (0.0, 1.0)):
-        logits, temperatures = (
-            torch.randn(count, 16, vocabulary, device=DEVICE),
-            torch.full((count,), heat, device=DEVICE),
-        )
-        positions, seeds = torch.arange(16, device=DEVICE).expand(count, -1), torch.arange(count, device=DEVICE)
-        given = {"PyTorch": partial(read_by_operations, is_greedy=not heat), **kernels}
+        logits = torch.randn(count, 16, vocabulary, device=DEVICE)
+        temperatures, seeds = torch.full((count,), heat, device=DEVICE), torch.arange(count, device=DEVICE)
+        positions = torch.arange(16, device=DEVICE).expand(count, -1)
+        given: dict[str, Kernel] = {"PyTorch": partial(read_by_operations, is_greedy=not heat), **kernels}
         for name, kernel in given.items():
             case = f"{name}, {count} rows, temperature {heat:g}"
             actions[case] = partial(kernel, logits, temperatures, seeds, positions)
