@@ -51,7 +51,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "mask, logits' places": (forward.PaddedRunner, "logits"),
     "reading the logits": (loop, "read_logits"),
     "sampler": (RowSamplers, "select"),
-    "choice of tokens": (loop, "choose_tokens"),
+    "choice of tokens": (loop, "chosen_from"),
     "check of drafts": (loop, "check_drafts"),
     "state: reveal": (BatchState, "reveal"),
     "state: advance": (BatchState, "advance"),

@@ -20,10 +20,11 @@ from measuring.subjects import SIZES, name_tokens, random_model, random_prompt
 from measuring.synchronisations import as_on_an_accelerator
 from measuring.tape import Tape
 from measuring.timing import interleaved, spread
+from measuring.traffic import Traffic
 from setblock.decoding.samplers import FixedCount
-from setblock.decoding.settings.table import DecodingSettings, RequestParams
-from setblock.decoding.state.state import Columns
-from setblock.decoding.step.choice import choose_tokens, draws_of
+from setblock.decoding.settings.table import DecodingSettings
+from setblock.decoding.step.choice import Kernel
+from setblock.decoding.step.reading import fault_of, read_by_operations
 from setblock.engine.captured import CudaGraph, PassSize, Recorder
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -43,7 +44,9 @@ def graph_pieces(options: argparse.Namespace) -> Pieces:
     cached, tokens = (32, 12) if options.quick else (1024, 200)
     rows = (1, 2) if options.quick else (1, 32)
     yield "no pass waits", partial(_waits, options)
-    yield "exact is plain, float32", partial(_is_plain, "tiny" if options.quick else "100m", tokens=tokens)
+    for name, temperature in (("float32", 0.0), ("drawn", 0.8)):
+        size = "tiny" if options.quick else "100m"
+        yield f"exact is plain, {name}", partial(_is_plain, size, tokens=tokens, temperature=temperature)
     yield f"passes of {rows[0]} row", lambda: _launches(large(), rows[0], cached, options)
     kinds: tuple[Kind, ...] = ("gather",) if options.quick else ("flex", "triton", "gather")
     yield "attention", partial(_attention, kinds, rows, (cached,) if options.quick else (1024, 8192), options)
@@ -64,13 +67,17 @@ def _settings(kind: str, tokens: int) -> DecodingSettings:
     return replace(settings[kind], max_new_tokens=tokens)
 
 
-def _engine(sbd: SBDModel, rows: int, *, cached: int, tokens: int, recorder: Any, kind: str) -> Engine:
+def _engine(
+    sbd: SBDModel, rows: int, *, cached: int, tokens: int, recorder: Any, kind: str, temperature: float = 0.0
+) -> Engine:
     """Return an engine with requests that are about to be decoded."""
     name_tokens(sbd)
+    sbd.cuda_graphs = recorder is not None and DEVICE.type == "cuda"  # then its logits are read by one kernel
     room = -(-(cached + tokens + 64) // PAGE) * PAGE
     engine = Engine(sbd, EngineLimits(max_num_seqs=rows, kv_tokens=rows * room, page_tokens=PAGE), recorder=recorder)
     for number in range(rows):
-        engine.submit(Request(str(number), random_prompt(sbd, cached - number % 3), _settings(kind, tokens)))
+        settings = replace(_settings(kind, tokens), temperature=temperature, seed=number)
+        engine.submit(Request(str(number), random_prompt(sbd, cached - number % 3), settings))
     return engine
 
 
@@ -111,16 +118,18 @@ def _captured(engine: Engine) -> dict[str, Any]:
     return {"reason": engine.captured.reason, "passes by size": sizes}
 
 
-def _is_plain(size: str, *, tokens: int) -> dict[str, Any]:
-    """Compare the texts of captured exact passes, and of captured plain ones, with those of plain passes as they were."""
+def _is_plain(size: str, *, tokens: int, temperature: float) -> dict[str, Any]:
+    """Compare the texts of captured exact passes, and of captured plain ones, with those of plain passes as they were. A draw
+    of these may differ by rounding, so that at a temperature above 0 the captured ones are compared with each other only."""
     sbd = lively_model(size, torch.float32)
     with _accelerated():
-        made = partial(_engine, sbd, 3, cached=40, tokens=tokens)
+        made = partial(_engine, sbd, 3, cached=40, tokens=tokens, temperature=temperature)
         expected = _answers(made(recorder=None, kind="ntp"))
         engine = made(recorder=RECORDER, kind="exact")
         found = {"exact": _answers(engine), "plain": _answers(made(recorder=RECORDER, kind="ntp"))}
     same = {name: answers == expected for name, answers in found.items()}
-    return {"passed": all(same.values()), "same": same, **_captured(engine)}
+    passed = found["exact"] == found["plain"] if temperature else all(same.values())
+    return {"passed": passed, "same": same, **_captured(engine)}
 
 
 def _launches(sbd: SBDModel, rows: int, cached: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -224,13 +233,27 @@ def _profile(sbd: SBDModel, cached: int, options: argparse.Namespace) -> dict[st
 
 
 def _draws(rows: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Time the choice of 16 tokens a row from 128k, greedily and drawn."""
-    vocabulary, actions = 300 if options.quick else 128_256, {}
+    """Time all that is read of the logits of 16 tokens a row, of 128k: the most likely token, the certainty and the draw. Count
+    the bytes that PyTorch's operations move for it; the kernel reads each logit once, 4 bytes."""
+    vocabulary = 300 if options.quick else 128_256
+    found: dict[str, Any] = {}
+    actions: dict[str, Callable[[], object]] = {}
+    kernels: dict[str, Kernel] = {}
+    if DEVICE.type == "cuda":
+        from setblock.decoding.step.reading_kernel import read_by_kernel  # needs Triton
+
+        kernels["kernel"] = read_by_kernel
+        fault = fault_of(read_by_kernel, DEVICE)
+        found |= {"passed": fault is None, "fault": fault}
     for count, heat in itertools.product((1, min(8, rows), rows), (0.0, 1.0)):
-        settings = [DecodingSettings(method="sbd", temperature=heat)] * count
-        requests = [RequestParams(each, block_size=16, prompt_length=1, limit=99, ends=()) for each in settings]
-        draws = draws_of(settings, Columns.of(requests, device=DEVICE), vocab_size=vocabulary)
         logits = torch.randn(count, 16, vocabulary, device=DEVICE)
+        temperatures, seeds = torch.full((count,), heat, device=DEVICE), torch.arange(count, device=DEVICE)
         positions = torch.arange(16, device=DEVICE).expand(count, -1)
-        actions[f"{count} rows, temperature {heat:g}"] = partial(choose_tokens, logits, draws, positions=positions)
-    return {name: asdict(each) for name, each in interleaved(actions, repeats=options.repeats).items()}
+        given: dict[str, Kernel] = {"PyTorch": partial(read_by_operations, is_greedy=not heat), **kernels}
+        for name, kernel in given.items():
+            case = f"{name}, {count} rows, temperature {heat:g}"
+            actions[case] = partial(kernel, logits, temperatures, seeds, positions)
+        with Traffic(vocabulary) as traffic:
+            actions[f"PyTorch, {count} rows, temperature {heat:g}"]()
+        found[f"bytes of a logit by PyTorch, temperature {heat:g}"] = traffic.total / logits.numel()
+    return found | {name: asdict(each) for name, each in interleaved(actions, repeats=options.repeats).items()}

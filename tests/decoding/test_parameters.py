@@ -28,7 +28,7 @@ from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.state import Columns
 from setblock.decoding.step.choice import cut, draws_of
-from setblock.decoding.step.logits import Logits, logit_rules, most_likely
+from setblock.decoding.step.logits import Logits, logit_rules, read_best
 from setblock.errors import ParameterError
 from setblock.model.sbd_model import SBDModel
 
@@ -254,7 +254,7 @@ def test_every_logit_is_as_transformers_processors_make_it(penalty: float, bias:
     rules = logit_rules([params], Columns.of([params], device=torch.device("cpu")), vocab_size=30)
     state = open_state([prompt.tolist()], [params], sbd_config=None, device=torch.device("cpu"))
     positions = torch.tensor([[6, 7]])
-    ours = rules.apply(state, Logits(logits, positions, positions > 0, most_likely(logits), width=2)).logits
+    ours = rules.apply(state, Logits(logits, positions, positions > 0, read_best(logits, positions), width=2)).logits
     expected = SequenceBiasLogitsProcessor({(3,): bias, (4,): -bias})(prompt[None], logits[0, :1])
     expected = RepetitionPenaltyLogitsProcessor(penalty)(prompt[None], expected)
     expected[:, [5, 6]] = -torch.inf

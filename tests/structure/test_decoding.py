@@ -17,7 +17,7 @@ from answers import answers, assert_same
 from running import check_that_rows_come_and_go_as_alone
 from setblock import DecodingSettings, EntropyBounded, generate, load, stream
 from setblock.decoding.constraints.constrained import ConstrainedBlock
-from setblock.decoding.step.logits import Logits, most_likely
+from setblock.decoding.step.logits import Logits, read_best
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Request
 from setblock.model.sbd_model import SBDModel
@@ -206,7 +206,7 @@ def test_the_sampler_s_bound_holds_where_it_left_the_first_place_out() -> None:
     candidates = torch.tensor([[False, True, True, True, True]])
     nowhere = torch.zeros((1, 5), dtype=torch.long)
     flat = torch.zeros((1, 5, 3))
-    logits = Logits(flat, nowhere, candidates, most_likely(flat), width=5)
+    logits = Logits(flat, nowhere, candidates, read_best(flat, nowhere), width=5)
     block = ConstrainedBlock(logits, candidates, torch.tensor([[True]]), nowhere)
     entropy = torch.tensor([[9.0, 2.0, 0.0, 0.1, 0.0]])
     revealed = ~candidates

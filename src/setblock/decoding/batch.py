@@ -32,6 +32,7 @@ from setblock.decoding.step.inputs import (
     plan_pass,
     prepare_inputs,
 )
+from setblock.decoding.step.reading import kernel_for
 from setblock.decoding.step.update import StepOutput, update
 from setblock.locks import lock_of, one_at_a_time
 from setblock.model.protocol.runtime import LanguageModel, PassPlan, RowSchedule, Runner, pass_kind
@@ -83,6 +84,7 @@ class Batch:
                 vocab_size=model.vocab_size,
                 device=model.device,
                 columns=state.params.columns,
+                kernel=kernel_for(model),
             ),
             texts=checked.texts,
             drafts=drafts,

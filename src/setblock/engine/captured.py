@@ -23,7 +23,7 @@ from setblock.decoding.constraints.rows import BatchConstraints, RowConstraints
 from setblock.decoding.samplers.base import Sampler
 from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.table import StateTable
-from setblock.decoding.step.choice import Policy, StaticSamplers, is_own
+from setblock.decoding.step.choice import Kernel, Policy, StaticSamplers, is_own
 from setblock.decoding.step.inputs import prepare_inputs
 from setblock.decoding.step.update import update
 from setblock.devices import HostCopy, Packed, packed, seconds_of, sent
@@ -130,10 +130,12 @@ class CapturedPasses:
         vocab_size: int,
         recorder: Callable[[], Recorder] = CudaGraph,
         measured: Callable[[PassSize, float], None] = lambda size, seconds: None,
+        kernel: Kernel | None = None,
     ) -> None:
-        """Capture nothing yet. `measured` is called with the size and the seconds of each pass that is captured."""
+        """Capture nothing yet. `measured` is called with the size and the seconds of each pass that is captured. `kernel`: of
+        all passes of the model (`reading.kernel_for`)."""
         self._table, self._passes, self._vocab_size, self._recorder = table, passes, vocab_size, recorder
-        self._measured = measured
+        self._measured, self._kernel = measured, kernel
         self._captured: dict[tuple[PassSize, PassTraits], CapturedPass] = {}
         self._version = table.version
         self._requests: Sequence[RequestParams] = ()  # of which `_traits` are
@@ -247,6 +249,7 @@ class CapturedPasses:
             device=self._table.device,
             columns=state.params.columns,
             samplers=StaticSamplers(traits.samplers, which),
+            kernel=self._kernel,
         )
         if state.params.adapts_drafts:
             state.shorten_drafts(requested)

@@ -14,6 +14,7 @@ from setblock.decoding.drafts.shorten import draft_lengths_of
 from setblock.decoding.settings.resolve import check_rows
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.inputs import prompts_in_parts
+from setblock.decoding.step.reading import kernel_for
 from setblock.decoding.step.update import StepOutput
 from setblock.engine.captured import CapturedPasses, CudaGraph, Eager, PassSize, Recorder
 from setblock.engine.launcher import LaunchedPass, Launcher
@@ -76,7 +77,12 @@ class Engine:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=table.vacant + 1, positions=positions)
             self.captured = CapturedPasses(
-                table, passes, vocab_size=model.vocab_size, recorder=recorder, measured=self._measured
+                table,
+                passes,
+                vocab_size=model.vocab_size,
+                recorder=recorder,
+                measured=self._measured,
+                kernel=kernel_for(model),
             )
         self._launcher = Launcher(self._running, self._pool, self._runner, self.captured, on_step=on_step)
         self._in_flight: LaunchedPass | None = None  # a pass whose outputs were not read yet

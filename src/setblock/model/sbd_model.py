@@ -122,7 +122,8 @@ class SBDModel:
 
     def capture(self) -> None:
         """Capture passes of few sizes as CUDA graphs, and launch each with one call. The first pass of each size captures it.
-        Which passes these are: see `compile`. Both may be combined.
+        Which passes these are: see `compile`. Both may be combined. The logits of all passes are read by one kernel, if Triton
+        is installed, which changes the rounding of draws and entropies.
 
         This was tried on a CPU only, with a recorder in place of the graphs.
 

@@ -1,47 +1,29 @@
 """The Triton kernel: interpreted on a CPU, and compiled for a GPU that need not be there."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton is not installed: PyTorch for CPUs does not bring it"
-)
+from triton_kernels import check_interpreted, compiled_for_an_h100, needs_triton
+
+pytestmark = needs_triton
 
 
 def test_the_kernel_interpreted() -> None:
-    cases = Path(__file__).with_name("interpreted_kernel.py")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(cases), "-p", "no:cacheprovider"],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        cwd=cases.parents[3],
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_interpreted(Path(__file__).with_name("interpreted_kernel.py"))
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize(("dtype", "size", "rows"), [("bf16", 128, 128), ("fp32", 64, 16)], ids=["bf16", "fp32"])
 def test_the_kernel_compiles_for_an_h100(dtype: str, size: int, rows: int) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from setblock.model.attention import paged_kernel
 
     states, sums = f"*{dtype}", {"sums": "*fp32", "tops": "*fp32"}
     sizes = {"GROUPS": 8, "OF_GROUP": 4, "QUERIES": 32, "SIZE": size, "SPLITS": 4, "WIDTH": size}
 
     def compiled(kernel: Any, arguments: dict[str, str], **constants: Any) -> Any:
-        constants |= sizes
-        signature = arguments | dict.fromkeys(constants, "constexpr")
-        return triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
+        return compiled_for_an_h100(kernel, arguments, **sizes, **constants)
 
     arguments = dict.fromkeys(("query", "keys", "values"), states)
     arguments |= {"table": "*i32", "bounds": "*i32", **sums, "scale": "fp32", "softcap": "fp32"}

@@ -6,7 +6,7 @@ block takes. Which positions a pass reveals never depends on the noise, so a pos
 its token is conditioned on: the draw is exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from setblock.decoding.samplers.base import BlockView, Memory, Sampler, Selectio
 from setblock.decoding.settings.table import DecodingSettings, RequestParams
 from setblock.decoding.state.joining import joined_list, joined_rows
 from setblock.decoding.state.state import BatchParams, Columns
-from setblock.decoding.step.logits import logit_rules, most_likely
+from setblock.decoding.step.logits import Logits, Reader, Reading, logit_rules, most_likely, read_best
 from setblock.errors import SetBlockError
 
 
@@ -34,14 +34,16 @@ class Policy:
         device: torch.device,
         columns: Columns | None = None,
         samplers: "RowSamplers | StaticSamplers | None" = None,
+        kernel: "Kernel | None" = None,
     ) -> None:
-        """`columns`: of `params`, if they are on the device already. `samplers`: by default one for each row."""
+        """`columns`: of `params`, if they are on the device already. `samplers`: by default one for each row. `kernel`: reads
+        the logits in place of PyTorch's operations. All passes of a request must have the same: they may differ in rounding."""
         settings = [each.settings for each in params]
         self.vocab_size, self._device = vocab_size, device
         columns = Columns.of(params, device=device) if columns is None else columns
         self.rules = logit_rules(params, columns, vocab_size=vocab_size)
         self.samplers = samplers or RowSamplers([each.sampler for each in settings], device=device)
-        self.draws = draws_of(settings, columns, vocab_size=vocab_size)
+        self.draws = draws_of(settings, columns, vocab_size=vocab_size)._replace(kernel=kernel)
         self.constraints = BatchConstraints(constraints)
 
     @classmethod
@@ -49,7 +51,8 @@ class Policy:
         """Return one policy with the rows of several, or only `rows`, numbered over all parts; `params` are theirs."""
         constraints, vocab_size = joined_list([part.constraints.rows for part in parts], rows), parts[0].vocab_size
         device, columns = parts[0]._device, params.columns
-        policy = cls(params.rows, constraints, vocab_size=vocab_size, device=device, columns=columns)
+        kernel = parts[0].draws.kernel
+        policy = cls(params.rows, constraints, vocab_size=vocab_size, device=device, columns=columns, kernel=kernel)
         policy.samplers.memories = joined_list([part.samplers.memories for part in parts], rows)
         return policy
 
@@ -164,6 +167,10 @@ def _beside(each: Tensor, of_rows: Tensor) -> Tensor:
 # Which tokens
 
 
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Reading]
+"""Reads logits [B, n, V], given temperatures [B], seeds [B] and positions [B, n]: `reading_kernel.read_by_kernel`."""
+
+
 class Draws(NamedTuple):
     """How each row of a batch draws its tokens. A bound is None if no row has it."""
 
@@ -173,6 +180,22 @@ class Draws(NamedTuple):
     min_p: Tensor | None  # [B] float32
     seeds: Tensor  # [B] int64
     is_greedy: bool  # whether all temperatures are 0
+    kernel: Kernel | None = None
+
+    @property
+    def reader(self) -> Reader:
+        """What reads the logits of these rows."""
+        return read_best if self.kernel is None else self._read
+
+    def _read(self, logits: Tensor, positions: Tensor) -> Reading:
+        reading = self.read_by_kernel(logits, positions)
+        has_bound = not (self.top_k is None and self.top_p is None and self.min_p is None)
+        return reading._replace(chosen=None) if has_bound else reading
+
+    def read_by_kernel(self, logits: Tensor, positions: Tensor) -> Reading:
+        """Read logits [B, n, V] for `positions` [B, n] by the kernel, without bounds."""
+        assert self.kernel is not None
+        return self.kernel(logits, self.temperature, self.seeds, positions)
 
     def select(self, rows: Tensor) -> "Draws":
         """Return the draws of `rows` [n] only."""
@@ -193,6 +216,13 @@ def draws_of(settings: Sequence[DecodingSettings], columns: Columns, *, vocab_si
     )
 
 
+def chosen_from(logits: Logits, draws: Draws) -> Tensor:
+    """Return [B, m] int64, the token chosen at each position of `logits`."""
+    if logits.reading.chosen is not None:
+        return logits.reading.chosen
+    return choose_tokens(logits.logits, draws, positions=logits.positions, best=logits.best.token_ids)
+
+
 def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tensor | None = None) -> Tensor:
     """Return [B, k] int64, the token chosen at each of the absolute `positions` [B, k] int64 from its logits [B, k, V]
     float32. `best` [B, k] int64: the most likely tokens (the smallest id of a tie), if they are known already."""
@@ -200,6 +230,11 @@ def choose_tokens(logits: Tensor, draws: Draws, *, positions: Tensor, best: Tens
     if draws.is_greedy:
         return greedy
     scaled = cut(logits / draws.temperature.clamp(min=1e-6, max=1e30)[:, None, None], draws)
+    if draws.kernel is not None:
+        kept = logits.masked_fill(scaled == -torch.inf, -torch.inf)
+        sampled = draws.read_by_kernel(kept, positions).chosen
+        assert sampled is not None
+        return torch.where(draws.temperature[:, None] > 0, sampled, greedy)
     token_ids = torch.arange(logits.shape[-1], device=logits.device)
     uniform = keyed_uniform(draws.seeds[:, None, None], positions[:, :, None], token_ids)
     exponential = -torch.log1p(-uniform)  # the smallest of exponential / probability is a draw

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from setblock.decoding.settings.table import RequestParams
 from setblock.decoding.state.state import NEVER, NO_TOKEN, BatchState, Columns
+from setblock.decoding.step.certainty import Certainty
 from setblock.model.protocol.runtime import ModelInput
 
 
@@ -42,6 +43,29 @@ def most_likely(logits: Tensor, *, in_pieces: bool = False) -> MostLikely:
 _PIECE, _FEW = 256, 8  # tokens; outputs for which so many operations take longer
 
 
+class Reading(NamedTuple):
+    """What was read of logits [B, m, V]. A kernel reads all of it at once; what is None was not read yet."""
+
+    best: MostLikely
+    certainty: Certainty | None = None
+    chosen: Tensor | None = None  # [B, m] int64, as `choice.choose_tokens` chooses
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Reading":
+        """Return a copy with `change` applied to each tensor."""
+        certainty = None if self.certainty is None else Certainty(*map(change, self.certainty))
+        chosen = None if self.chosen is None else change(self.chosen)
+        return Reading(MostLikely(*map(change, self.best)), certainty, chosen)
+
+
+Reader = Callable[[Tensor, Tensor], Reading]
+"""Reads logits [B, m, V] for positions [B, m]."""
+
+
+def read_best(logits: Tensor, positions: Tensor) -> Reading:
+    """Read the most likely tokens only. It is a `Reader`."""
+    return Reading(most_likely(logits))
+
+
 @dataclass(frozen=True)
 class Logits:
     """The logits that a pass gives for some positions of each row."""
@@ -49,10 +73,16 @@ class Logits:
     logits: Tensor  # [B, m, V] float32; -inf for the mask token; arbitrary where not known
     positions: Tensor  # [B, m] int64, the absolute positions that they predict
     known: Tensor  # [B, m] bool, where the logits are valid; False where a token is revealed already
-    best: MostLikely  # the most likely token at each position, computed once: a vocabulary is long
+    reading: Reading  # at each position, computed once: a vocabulary is long
     # w. The first w positions are those of each row's block (ẑ). The others are drafts that exact rows commit, without
     # the first token of each (z)
     width: int
+    reader: Reader = read_best  # for other logits of the same rows
+
+    @property
+    def best(self) -> MostLikely:
+        """The most likely tokens [B, m]."""
+        return self.reading.best
 
     @property
     def is_finite(self) -> Tensor:
@@ -62,7 +92,7 @@ class Logits:
 
     def with_logits(self, logits: Tensor) -> "Logits":
         """Return a copy with other logits for the same positions."""
-        return replace(self, logits=logits, best=most_likely(logits))
+        return replace(self, logits=logits, reading=self.reader(logits, self.positions))
 
     @property
     def block(self) -> "Logits":
@@ -76,23 +106,30 @@ class Logits:
 
     def changed(self, change: Callable[[Tensor], Tensor], *, width: int) -> "Logits":
         """Return a copy with `change` applied to each tensor, and with another `width`."""
-        best = MostLikely(*map(change, self.best))
-        return Logits(change(self.logits), change(self.positions), change(self.known), best, width)
+        return Logits(
+            change(self.logits),
+            change(self.positions),
+            change(self.known),
+            self.reading.changed(change),
+            width,
+            self.reader,
+        )
 
 
-def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits:
+def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor, reader: Reader = read_best) -> Logits:
     """Return the logits of a pass by row and position, from those of all outputs [A, w + m, V] or of the M wanted ones
     [M, V].
 
     The state must not have changed since `inputs` were prepared. It keeps the causal logits of a block's first token
-    for later passes.
+    for later passes. `reader`: reads them, and what rules make of them.
     """
     plan, size = inputs.plan, inputs.plan.width
     if state.params.mask_token != NO_TOKEN:
         logits[..., state.params.mask_token].fill_(-torch.inf)  # a mask is never an answer
-    best = most_likely(logits, in_pieces=not state.params.waits)
+    best = most_likely(logits, in_pieces=not state.params.waits) if reader is read_best else None
     if logits.dim() == 2:  # of the wanted outputs only
-        logits, best = inputs.spread(logits), MostLikely(inputs.spread(best.logits), inputs.spread(best.token_ids))
+        logits = inputs.spread(logits)
+        best = None if best is None else MostLikely(*map(inputs.spread, best))
 
     # 1. The block's first token may come from a causal logit of an earlier pass, unless all rows take it at once
     block_start = plan.of(state.block.start)
@@ -104,7 +141,8 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
         first = torch.where(fresh[:, None], logits[:, 0], plan.of(state.first_logits))  # [A, V]
         logits[:, 0] = torch.where(plan.of(state.params.first_is_causal)[:, None], first, logits[:, 0])
         state.first_logits = plan.put(first, state.first_logits)
-        best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
+        if best is not None:
+            best.logits[:, 0], best.token_ids[:, 0] = most_likely(logits[:, 0])
 
     # 2. A pass predicts a block's tokens if it fed the block, and the first one also if it committed all before it
     wanted, target = inputs.wanted, inputs.targets
@@ -119,7 +157,8 @@ def read_logits(state: BatchState, inputs: ModelInput, logits: Tensor) -> Logits
 
     # 3. From the A rows that took part to all B
     logits, target, wanted = (plan.put(each) for each in (logits, target, wanted))
-    return Logits(logits, target, wanted, MostLikely(*map(plan.put, best)), size)
+    reading = reader(logits, target) if best is None else Reading(MostLikely(*map(plan.put, best)))
+    return Logits(logits, target, wanted, reading, size, reader)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from setblock.decoding.drafts.lookup import Draft, with_copies
 from setblock.decoding.samplers.base import BlockView, Selection
 from setblock.decoding.state.state import BatchState, Record
 from setblock.decoding.step.certainty import Certainty, certainty_of
-from setblock.decoding.step.choice import Policy, choose_tokens
+from setblock.decoding.step.choice import Policy, chosen_from
 from setblock.decoding.step.logits import Logits, read_logits
 from setblock.decoding.step.verify import Check, check_drafts
 from setblock.model.protocol.runtime import ModelInput, PassPlan
@@ -115,7 +115,7 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
     is_commit = took_part & (state.cache.committed < state.block.start)
     if plan.is_prefill is not None:
         is_commit &= ~is_prefill
-    given = read_logits(state, inputs, logits)
+    given = read_logits(state, inputs, logits, policy.draws.reader)
     state.commit(ends, has_prefill=plan.is_prefill is not None)
     shaped = policy.rules.apply(state, given)
     is_finite = shaped.is_finite
@@ -141,7 +141,7 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
         plan=plan,
         given=given,
         block=shaped.block,
-        certainty=certainty_of(shaped.logits, shaped.best.logits, known, in_tiles=not state.params.waits),
+        certainty=_certainty(state, shaped, known),
         known=known,
         is_wanted=predicted.any(dim=1),
         candidates=candidates,
@@ -153,6 +153,12 @@ def read_pass(state: BatchState, inputs: ModelInput, logits: Tensor, policy: Pol
     )
 
 
+def _certainty(state: BatchState, logits: Logits, known: Tensor) -> Certainty:
+    if logits.reading.certainty is not None:
+        return logits.reading.certainty
+    return certainty_of(logits.logits, logits.best.logits, known, in_tiles=not state.params.waits)
+
+
 def _constrained(state: BatchState, prediction: Prediction, policy: Policy) -> tuple[Prediction, ConstrainedBlock]:
     """Return the prediction with only what constraints allow, and the constrained block."""
     if prediction.check is not None:
@@ -160,8 +166,7 @@ def _constrained(state: BatchState, prediction: Prediction, policy: Policy) -> t
         policy.constraints.update(state)  # with rejected drafts, and answers that end with an accepted one
     candidates = prediction.candidates & ~state.answer.finished[:, None]
     constrained = constrained_block(state, prediction.block, candidates, policy.constraints, draws=policy.draws)
-    best = constrained.logits.best.logits
-    of_block = certainty_of(constrained.logits.logits, best, constrained.candidates, in_tiles=not state.params.waits)
+    of_block = _certainty(state, constrained.logits, constrained.candidates)
     whole = zip(of_block, prediction.certainty, strict=True)
     certainty = Certainty(*(torch.cat([block, both[:, candidates.shape[1] :]], dim=1) for block, both in whole))
     return replace(
@@ -185,7 +190,7 @@ def write_pass(
         reveal = reveal | (prediction.candidates & is_next)
         changed = None if changed is None else torch.where(is_next[..., None], block.logits, changed)
     block = block if changed is None else block.with_logits(changed)
-    chosen = choose_tokens(block.logits, policy.draws, positions=block.positions, best=block.best.token_ids)
+    chosen = chosen_from(block, policy.draws)
     entropy, confidence = prediction.certainty
     is_wanted = prediction.is_wanted
     if constrained is not None:

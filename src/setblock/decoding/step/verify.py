@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from setblock.decoding.state.state import BatchState
-from setblock.decoding.step.choice import Draws, choose_tokens
+from setblock.decoding.step.choice import Draws, chosen_from
 from setblock.decoding.step.logits import Logits
 
 
@@ -41,8 +41,7 @@ def check_drafts(state: BatchState, checked: Logits, *, is_finite: Tensor, draws
         is_finite: [B, m] bool, where they are finite.
         draws: how each row draws its tokens.
     """
-    best = checked.best.token_ids
-    chosen = choose_tokens(checked.logits, draws, positions=checked.positions, best=best)  # [B, m]
+    chosen = chosen_from(checked, draws)  # [B, m]
     drafted = state.tokens.gather(1, checked.positions)
     columns, count = state.columns[: chosen.shape[1]], chosen.shape[1]
     is_right = (chosen == drafted) & is_finite
