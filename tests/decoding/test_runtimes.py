@@ -46,6 +46,7 @@ class NaiveModel:
     draft_text: DraftText | None = None
     context_length: int | None = 120
     static_kind: None = None
+    static_state: None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
 

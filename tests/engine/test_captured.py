@@ -27,6 +27,7 @@ from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import is_own
 from setblock.engine import launcher
+from setblock.engine import engine as engine_module
 from setblock.engine.captured import CapturedPasses, PassSize, traits_of
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -238,18 +239,18 @@ def test_drafts_are_as_long_as_pays_by_what_captures_cost(
 ) -> None:
     """A pass of each size is timed when it is captured; what passes take that are not captured says nothing."""
     monkeypatch.setattr(launcher, "FREE_TOKENS", 0)  # each pass is read before the next one is chosen
-    settings, fed, real = DecodingSettings(method="exact", block_size=8, max_new_tokens=60), {}, Engine._measured
+    settings, fed, real = DecodingSettings(method="exact", block_size=8, max_new_tokens=60), {}, engine_module._measured
     for cost in (0.0, 1.0):
         measured: list[float] = []
 
-        def as_if(engine: Engine, size: PassSize, seconds: float, *, cost: float = cost, to: Any = measured) -> None:
+        def as_if(model: SBDModel, size: PassSize, seconds: float, *, cost: float = cost, to: Any = measured) -> None:
             to.append(seconds)
-            real(engine, size, 1.0 + cost * size.queries)
+            real(model, size, 1.0 + cost * size.queries)
 
         sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
         sbd.end_of_text_ids = ()
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "_measured", as_if)
+            patch.setattr(engine_module, "_measured", as_if)
             engine, _ = answered(sbd, [Request("a", texts[0], settings)])
         assert engine.captured is not None
         assert len(measured) == len(engine.captured.by_size())

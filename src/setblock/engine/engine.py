@@ -5,6 +5,7 @@ It is not thread-safe: call it from one thread.
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -33,6 +34,11 @@ class Engine:
     Every step is one forward pass in which some requests are fed a part of their prompt and others a block. A request starts
     when fewer than `max_num_seqs` run and the cache has pages for its prompt and a block. If the cache is full later, the
     request that arrived last is preempted: it releases its pages, waits, and its tokens are fed again.
+
+    Attributes:
+        size: the limits that it was made with.
+        limits: those that hold, after a `restart` perhaps smaller ones.
+        captured: its captured passes, if it has some.
     """
 
     def __init__(
@@ -56,7 +62,7 @@ class Engine:
         Raises:
             SetBlockError: the model has no runner for these limits.
         """
-        self.limits = limits or EngineLimits()
+        self.limits = self.size = limits or EngineLimits()
         pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
         self._model, self._whole_rows = model, whole_rows
         self._pool = PagePool(pages, page_tokens=page_tokens)
@@ -75,8 +81,9 @@ class Engine:
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=table.vacant + 1, positions=positions)
+            self._made_of = model.static_state, model.draft_text
             self.captured = CapturedPasses(
-                table, passes, vocab_size=model.vocab_size, recorder=recorder, measured=self._measured
+                table, passes, vocab_size=model.vocab_size, recorder=recorder, measured=partial(_measured, model)
             )
         self._launcher = Launcher(self._running, self._pool, self._runner, self.captured, on_step=on_step)
         self._in_flight: LaunchedPass | None = None  # a pass whose outputs were not read yet
@@ -131,6 +138,26 @@ class Engine:
         if not self._running.sequences:
             self._in_flight = None  # nobody is left whom it could have fed anything
         return progress if self._in_flight else progress + self._drop_cancelled()
+
+    def fits(self, model: LanguageModel, limits: EngineLimits) -> bool:
+        """Return whether the engine, whose passes are captured, can be used again by `restart` as one made for `model` and
+        `limits`: it is large enough, and the model has not changed meanwhile."""
+        state, draft_text = self._made_of
+        return (
+            limits.max_num_seqs <= self.size.max_num_seqs
+            and limits.kv_tokens <= self.size.kv_tokens
+            and limits.page_tokens == self.size.page_tokens
+            and model is self._model
+            and model.draft_text is draft_text
+            and model.static_state == state
+        )
+
+    def restart(self, limits: EngineLimits) -> None:
+        """Make the engine, which is idle, what it was at first, with limits that it `fits`. Captured passes stay."""
+        assert self.is_idle
+        self.limits = limits
+        self._pool.clear()
+        self._counts.clear()
 
     @property
     def is_idle(self) -> bool:
@@ -274,10 +301,6 @@ class Engine:
         self._counts["passes"] += ahead is not None
         return ahead
 
-    def _measured(self, size: PassSize, seconds: float) -> None:
-        with lock_of(self._model):
-            draft_lengths_of(self._model).times(CAPTURED, size.rows).update(size.rows * size.queries, seconds)
-
     def _progress(self, schedules: Sequence[RowSchedule], outputs: Sequence[RowOutput | None]) -> list[Progress]:
         """Return the result of a pass for each request that it fed, and let those leave that are finished."""
         batch, progress, leaving = self._running.batch, [], []
@@ -317,3 +340,8 @@ class Engine:
         if method == "exact":
             self._counts["drafted_tokens"] += scheduled.drafted
             self._counts["accepted_tokens"] += max(0, min(scheduled.drafted, next_start - scheduled.start - 1))
+
+
+def _measured(model: LanguageModel, size: PassSize, seconds: float) -> None:
+    with lock_of(model):
+        draft_lengths_of(model).times(CAPTURED, size.rows).update(size.rows * size.queries, seconds)

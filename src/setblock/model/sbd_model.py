@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.state_runner import StateRunner
-from setblock.model.runners.static_passes import StaticPasses
+from setblock.model.runners.static_passes import StaticPasses, state_of
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 
@@ -138,6 +138,11 @@ class SBDModel:
     def static_kind(self) -> Literal["compiled", "captured"] | None:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         return "captured" if self.cuda_graphs else None if self.compiled is None else "compiled"
+
+    @property
+    def static_state(self) -> Hashable:
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
+        return self.static_kind, self.compiled, self.sbd_config, state_of(self.model)
 
     def _refuse_fixed_sizes(self, done: str, option: str) -> None:
         reason = plan_attention(self.model).unpackable
