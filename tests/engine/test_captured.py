@@ -26,7 +26,7 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import is_own
-from setblock.engine import launcher
+from setblock.engine import captured, launcher
 from setblock.engine import engine as engine_module
 from setblock.engine.captured import CapturedPasses, PassSize, traits_of
 from setblock.engine.engine import Engine
@@ -190,6 +190,23 @@ def test_any_mix_of_requests_under_any_limits(
         else:
             assert_as_alone(log[name], alone(sbd, request))
     assert engine.figures.kv_tokens_used == 0
+
+
+@longest
+def test_the_pass_that_was_captured_first_makes_room(
+    sbd: SBDModel, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value of a sampler's parameter has passes of its own, and clients or a sweep may give any number of values."""
+    monkeypatch.setattr(captured, "MOST_CAPTURED", 3)
+    engine = Engine(sbd, recorder=Tape)
+    for number in range(12):
+        sampler = EntropyBounded(1.0 + number % 4)
+        settings = DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=12)
+        request = Request("a", texts[0], settings)
+        engine.submit(request)
+        assert_as_alone(Log().run(engine)["a"], alone(sbd, request))
+        assert engine.captured is not None
+        assert 0 < engine.captured.num_captured <= 3
 
 
 @pytest.mark.parametrize("steps", range(6))
