@@ -149,22 +149,21 @@ def together(
     of a request is its number. Each pass's tensors are appended to `steps`. Raise `SetBlockError`, before the first pass, if a
     request can't be answered."""
     count, longest = len(rows), max(limit_of(model, len(prompt), settings) for prompt, settings in rows)
-    whole_rows, is_kept = model.static_kind is None, model.static_kind is not None and steps is None
-    if whole_rows:  # a row of the cache for each
-        page, kv_tokens = longest, count * longest
-    else:  # compiled code depends on the size of the cache: few sizes
-        page, kv_tokens = EngineLimits.page_tokens, next_power_of_two(count) * fixed_capacity(longest)
+    is_static = model.static_kind is not None  # compiled code depends on the size of the cache: few sizes
     limits = EngineLimits(
         max_num_seqs=count,
         max_waiting=count,
-        kv_tokens=kv_tokens,
-        page_tokens=page,
-        max_num_batched_tokens=count * PROMPT_PART,
+        max_model_len=longest,
+        kv_tokens=next_power_of_two(count) * fixed_capacity(longest) if is_static else count * longest,
+        max_num_batched_tokens=sum(
+            max(PROMPT_PART, each.prefill_chunk or 0, 2 * (each.block_size or 0)) for _, each in rows
+        ),
     )
+    is_kept = is_static and steps is None
     if is_kept:
         engine = take_engine(model, limits)
     else:
-        engine = Engine(model, limits, whole_rows=whole_rows, on_step=None if steps is None else steps.append)
+        engine = Engine(model, limits, whole_rows=not is_static, on_step=None if steps is None else steps.append)
     for number, (prompt, settings) in enumerate(rows):
         engine.submit(Request(str(number), prompt, settings))
     while not engine.is_idle:

@@ -21,6 +21,7 @@ class LlamaModel:
 
     draft_text: DraftText | None = None
     device: ClassVar[torch.device] = torch.device("cpu")  # where llama.cpp returns its logits, also from a GPU
+    needs_whole_rows: ClassVar[bool] = False
     static_kind: ClassVar[None] = None  # llama.cpp launches its passes itself
     static_state: ClassVar[None] = None
 

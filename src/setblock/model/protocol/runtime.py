@@ -248,6 +248,10 @@ class LanguageModel(Protocol):
         """The device of the inputs and the logits."""
 
     @property
+    def needs_whole_rows(self) -> bool:
+        """Whether each request needs one page for all its positions."""
+
+    @property
     def static_kind(self) -> Literal["compiled", "captured"] | None:
         """How passes of fixed sizes run, if that is asked for: compiled, or captured as CUDA graphs; else None."""
 
