@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from families import tiny_sbd
 from setblock.engine.files import AnswerFile, AnswerPipe
 from setblock.errors import SetBlockError
 
@@ -33,6 +34,17 @@ def plain(tmp_path: Path) -> Path:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_model_whose_requests_need_a_row_each(run, plain, tmp_path, trained_tokenizer):
+    tiny_sbd("falcon", trained_tokenizer).save(tmp_path / "falcon")
+    out = tmp_path / "out.jsonl"
+    options = ("--model", tmp_path / "falcon", "--max-new-tokens", 8, "--raw")
+    outcome = run("generate", "--input", plain, "--output", out, *options)
+    assert outcome.code == 0, outcome.message
+    for each, asked in zip(lines_of(out), (PROMPTS[0], PROMPTS[2]), strict=True):
+        alone = json.loads(run("generate", asked["prompt"], *options, "--json").stdout)
+        assert each["text"] == alone["text"]
 
 
 def test_each_line_is_answered_as_by_itself(run, sbd_folder, plain, tmp_path):

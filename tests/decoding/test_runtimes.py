@@ -45,7 +45,9 @@ class NaiveModel:
     end_of_text_ids: Sequence[int] = (0,)
     draft_text: DraftText | None = None
     context_length: int | None = 120
+    needs_whole_rows: bool = False
     static_kind: None = None
+    static_state: None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
 

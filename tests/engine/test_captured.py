@@ -26,7 +26,8 @@ from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.state.joining import open_state
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import is_own
-from setblock.engine import launcher
+from setblock.engine import captured, launcher
+from setblock.engine import engine as engine_module
 from setblock.engine.captured import CapturedPasses, PassSize, traits_of
 from setblock.engine.engine import Engine
 from setblock.engine.limits import EngineLimits
@@ -191,6 +192,23 @@ def test_any_mix_of_requests_under_any_limits(
     assert engine.figures.kv_tokens_used == 0
 
 
+@longest
+def test_the_pass_that_was_captured_first_makes_room(
+    sbd: SBDModel, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each value of a sampler's parameter has passes of its own, and clients or a sweep may give any number of values."""
+    monkeypatch.setattr(captured, "MOST_CAPTURED", 3)
+    engine = Engine(sbd, recorder=Tape)
+    for number in range(12):
+        sampler = EntropyBounded(1.0 + number % 4)
+        settings = DecodingSettings(method="sbd", sampler=sampler, block_size=8, max_new_tokens=12)
+        request = Request("a", texts[0], settings)
+        engine.submit(request)
+        assert_as_alone(Log().run(engine)["a"], alone(sbd, request))
+        assert engine.captured is not None
+        assert 0 < engine.captured.num_captured <= 3
+
+
 @pytest.mark.parametrize("steps", range(6))
 def test_a_request_may_be_cancelled_at_any_time(steps: int, sbd: SBDModel, texts: list[list[int]]) -> None:
     """Also while the pass is in flight that ends it."""
@@ -238,18 +256,18 @@ def test_drafts_are_as_long_as_pays_by_what_captures_cost(
 ) -> None:
     """A pass of each size is timed when it is captured; what passes take that are not captured says nothing."""
     monkeypatch.setattr(launcher, "FREE_TOKENS", 0)  # each pass is read before the next one is chosen
-    settings, fed, real = DecodingSettings(method="exact", block_size=8, max_new_tokens=60), {}, Engine._measured
+    settings, fed, real = DecodingSettings(method="exact", block_size=8, max_new_tokens=60), {}, engine_module._measured
     for cost in (0.0, 1.0):
         measured: list[float] = []
 
-        def as_if(engine: Engine, size: PassSize, seconds: float, *, cost: float = cost, to: Any = measured) -> None:
+        def as_if(model: SBDModel, size: PassSize, seconds: float, *, cost: float = cost, to: Any = measured) -> None:
             to.append(seconds)
-            real(engine, size, 1.0 + cost * size.queries)
+            real(model, size, 1.0 + cost * size.queries)
 
         sbd = tiny_sbd("llama", trained_tokenizer, mode="shifted")
         sbd.end_of_text_ids = ()
         with monkeypatch.context() as patch:
-            patch.setattr(Engine, "_measured", as_if)
+            patch.setattr(engine_module, "_measured", as_if)
             engine, _ = answered(sbd, [Request("a", texts[0], settings)])
         assert engine.captured is not None
         assert len(measured) == len(engine.captured.by_size())

@@ -132,7 +132,14 @@ def test_refuses_what_it_can_not_do(sbd: SBDModel, texts: list[list[int]]) -> No
         engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=2)))
     engine.step()
     engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=2)))
-    for name in ("max_num_seqs", "kv_tokens", "max_num_batched_tokens", "max_waiting", "page_tokens"):
+    for kv_tokens, most in ((1024, 30), (32, 30), (32, 40)):
+        engine = Engine(sbd, EngineLimits(kv_tokens=kv_tokens, max_model_len=most))
+        most = min(kv_tokens, most)
+        engine.submit(Request("a", [1], replace(SLOW, max_new_tokens=most - 1)))
+        limit = "cache holds 32: .* enlarge kv_tokens" if most == 32 else "limit is 30: .* enlarge max_model_len"
+        with pytest.raises(SetBlockError, match=f"may take {most + 1} tokens and this engine's {limit}"):
+            engine.submit(Request("b", [1], replace(SLOW, max_new_tokens=most)))
+    for name in ("max_num_seqs", "kv_tokens", "max_num_batched_tokens", "max_waiting", "max_model_len", "page_tokens"):
         with pytest.raises(ParameterError, match=f"{name} must be at least 1, not 0"):
             EngineLimits(**{name: 0})
 
@@ -249,10 +256,3 @@ def test_logits_that_are_no_numbers_end_their_request_alone(
         assert (bad.finish_reason, bad.text) == ("error", "")
         for name in (request.id, f"{request.id} again"):
             assert_as_alone(log[name], alone(sbd, request))
-
-
-def test_a_model_whose_attention_can_not_be_packed_is_refused(trained_tokenizer: PreTrainedTokenizerBase) -> None:
-    # One that goes round Transformers' attention interface
-    sbd = tiny_sbd("falcon", trained_tokenizer, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    with pytest.raises(SetBlockError, match="falcon can't be run by the engine"):
-        Engine(sbd)

@@ -106,6 +106,19 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 """Families whose cache has a recurrent state."""
 
+UNPACKABLE: dict[str, dict[str, Any]] = {
+    "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": CONTEXT},
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "rotary_dim": 4},
+    "gpt_neox_japanese": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_multiple_size": 2,
+        "max_position_embeddings": CONTEXT,
+    },
+}
+"""Families that go round Transformers' attention interface, so that requests can't be packed in one row."""
+
 MODES: dict[str, dict[str, bool]] = {
     "unshifted": {"logit_shift": False, "first_token_from_causal": False},
     "unshifted, first token causal": {"logit_shift": False, "first_token_from_causal": True},
@@ -119,10 +132,12 @@ def tiny_model(
     """A random model of a family, with weights large enough that its distributions are far from flat."""
     special = {"eos_token_id": 0, "bos_token_id": None, "pad_token_id": None, "initializer_range": 0.6}
     config = AutoConfig.for_model(
-        family, **({"vocab_size": vocab_size} | special | (FAMILIES | RECURRENT).get(family, {}) | overrides)
+        family,
+        **({"vocab_size": vocab_size} | special | (FAMILIES | RECURRENT | UNPACKABLE).get(family, {}) | overrides),
     )
-    # SDPA has neither soft-capping nor sinks.
-    attention = "eager" if getattr(config, "attn_logit_softcapping", None) or family == "gpt_oss" else "sdpa"
+    # SDPA has neither soft-capping nor sinks, and two families have no SDPA.
+    eager = getattr(config, "attn_logit_softcapping", None) or family in ("gpt_oss", "gptj", "gpt_neox_japanese")
+    attention = "eager" if eager else "sdpa"
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 

@@ -38,6 +38,10 @@ from setblock.model.protocol.runtime import (
 
 T = TypeVar("T")
 
+MOST_CAPTURED = 256
+"""The most captured passes of an engine, of which the oldest is dropped for another: each takes memory, and every value of a
+sampler's parameter has passes of its own."""
+
 
 class Recorder(Protocol):
     """Records the operations of a function on the device, at fixed addresses. A CUDA graph is one."""
@@ -143,6 +147,11 @@ class CapturedPasses:
         self.sizes: Counter[PassSize] = Counter()
         self.reason: str | None = None
 
+    @property
+    def num_captured(self) -> int:
+        """Return how many captured passes there are, at most `MOST_CAPTURED`."""
+        return len(self._captured)
+
     def clear(self, pages: Sequence[int]) -> None:
         """See `StaticRunner`."""
         self._passes.clear(pages)
@@ -210,6 +219,8 @@ class CapturedPasses:
         captured = self._captured.get(key)
         is_new = captured is None
         if captured is None:
+            if len(self._captured) >= MOST_CAPTURED:
+                del self._captured[next(iter(self._captured))]
             captured = self._captured[key] = CapturedPass(self._recorder(), torch.empty_like(given))
         captured.given.copy_(given)
         if is_new:

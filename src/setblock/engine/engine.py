@@ -5,6 +5,7 @@ It is not thread-safe: call it from one thread.
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -34,6 +35,11 @@ class Engine:
     Every step is one forward pass in which some requests are fed a part of their prompt and others a block. A request starts
     when fewer than `max_num_seqs` run and the cache has pages for its prompt and a block. If the cache is full later, the
     request that arrived last is preempted: it releases its pages, waits, and its tokens are fed again.
+
+    Attributes:
+        size: the limits that it was made with.
+        limits: those that hold, after a `restart` perhaps smaller ones.
+        captured: its captured passes, if it has some.
     """
 
     def __init__(
@@ -50,19 +56,26 @@ class Engine:
         Args:
             model: if it is compiled or captured, passes have few sizes.
             limits: of memory and work.
-            whole_rows: each request has one page. It must fit, and its keys and values are read without a copy.
+            whole_rows: each request has one page of `max_model_len` tokens, whose keys and values are read without a copy, also
+                if the model does not need that.
             recorder: records passes of few sizes and replays them, by default as the model says.
             on_step: called after each pass that is not one of few sizes, with its tensors. They are of all rows that run.
 
         Raises:
             SetBlockError: the model has no runner for these limits.
         """
-        self.limits = limits or EngineLimits()
-        pages, page_tokens = -(-self.limits.kv_tokens // self.limits.page_tokens), self.limits.page_tokens
-        self._model, self._whole_rows = model, whole_rows
+        self.limits = self.size = limits or EngineLimits()
+        self._model, self._whole_rows = model, whole_rows or model.needs_whole_rows
+        if self._whole_rows:
+            longest = self.limits.max_model_len or model.context_length or self.limits.kv_tokens
+            page_tokens = min(longest, self.limits.kv_tokens)
+            pages = min(self.limits.max_num_seqs, self.limits.kv_tokens // page_tokens)
+        else:
+            page_tokens = self.limits.page_tokens
+            pages = -(-self.limits.kv_tokens // page_tokens)
         self._pool = PagePool(pages, page_tokens=page_tokens)
         self._runner = model.runner(
-            pages=pages, page_tokens=page_tokens, rows=self.limits.max_num_seqs, whole_rows=whole_rows
+            pages=pages, page_tokens=page_tokens, rows=self.limits.max_num_seqs, whole_rows=self._whole_rows
         )
         self._sequences: dict[str, EngineSequence] = {}  # all that are not finished
         self._waiting: deque[EngineSequence] = deque()
@@ -76,12 +89,13 @@ class Engine:
         if recorder is not None:
             positions = pages * page_tokens
             passes = model.static_passes(self._runner, rows=table.vacant + 1, positions=positions)
+            self._made_of = model.static_state, model.draft_text
             self.captured = CapturedPasses(
                 table,
                 passes,
                 vocab_size=model.vocab_size,
                 recorder=recorder,
-                measured=self._measured,
+                measured=partial(_measured, model),
                 kernel=kernel_for(model),
             )
         self._launcher = Launcher(self._running, self._pool, self._runner, self.captured, on_step=on_step)
@@ -100,11 +114,13 @@ class Engine:
         if len(self._waiting) >= self.limits.max_waiting:
             raise QueueFull(f"{len(self._waiting)} requests are waiting, the most that may wait: try again later")
         checked, prompt_end = check_rows(self._model, [request.prompt], [request.settings]), len(request.prompt)
-        needed, total = checked.params[0].limit, (1 if self._whole_rows else self._pool.total) * self._pool.page_tokens
-        if needed > total:
+        needed, most = checked.params[0].limit, self.max_model_len
+        if needed > most:
+            is_limit = most == self.limits.max_model_len
             raise SetBlockError(
-                f"prompt and answer may take {needed} tokens and this engine's cache holds {total}: ask for fewer than "
-                f"{needed - prompt_end} new tokens or enlarge kv_tokens"
+                f"prompt and answer may take {needed} tokens and this engine's {'limit is' if is_limit else 'cache holds'} "
+                f"{most}: ask for fewer than {needed - prompt_end} new tokens or enlarge "
+                f"{'max_model_len' if is_limit else 'kv_tokens'}"
             )
         block_end = min(prompt_end + checked.params[0].block_size, needed)
         sequence = EngineSequence(request, self._arrivals, checked, list(request.prompt), prompt_end, block_end)
@@ -138,10 +154,36 @@ class Engine:
             self._in_flight = None  # nobody is left whom it could have fed anything
         return progress if self._in_flight else progress + self._drop_cancelled()
 
+    def fits(self, model: LanguageModel, limits: EngineLimits) -> bool:
+        """Return whether the engine, whose passes are captured, can be used again by `restart` as one made for `model` and
+        `limits`: it is large enough, and the model has not changed meanwhile."""
+        state, draft_text = self._made_of
+        return (
+            limits.max_num_seqs <= self.size.max_num_seqs
+            and limits.kv_tokens <= self.size.kv_tokens
+            and limits.page_tokens == self.size.page_tokens
+            and model is self._model
+            and model.draft_text is draft_text
+            and model.static_state == state
+        )
+
+    def restart(self, limits: EngineLimits) -> None:
+        """Make the engine, which is idle, what it was at first, with limits that it `fits`. Captured passes stay."""
+        assert self.is_idle
+        self.limits = limits
+        self._pool.clear()
+        self._counts.clear()
+
     @property
     def is_idle(self) -> bool:
         """Return whether the engine has nothing to do and nothing to report."""
         return not self._sequences
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the most tokens that a prompt and its answer may have: as the limits say, or as the cache holds."""
+        of_cache = self._pool.page_tokens * (1 if self._whole_rows else self._pool.total)
+        return min(self.limits.max_model_len or of_cache, of_cache)
 
     @property
     def figures(self) -> EngineFigures:
@@ -235,20 +277,18 @@ class Engine:
     def _scheduled(self, whole: Sequence[RowSchedule]) -> list[RowSchedule]:
         """Return what of `whole` the next pass feeds."""
         requests = self._running.batch.state.params.rows
-        if not self._runner.prompts_apart:
-            chunks = [each.settings.prefill_chunk for each in requests]
-            return schedule(
-                whole,
-                self.limits.max_num_batched_tokens,
-                served=[sequence.served for sequence in self._running.sequences],
-                chunks=chunks if any(chunks) else None,
-                refed=None
-                if self._runner.most_refed is None
-                else [self._runner.refed(row, each.start) for row, each in enumerate(whole)],
-            )
-        if any(each.is_prefill for each in whole):
-            return prompts_in_parts(whole, requests, free_tokens=draft_lengths_of(self._model).free_tokens)
-        return list(whole)
+        chunks = [each.settings.prefill_chunk for each in requests]
+        if self._runner.prompts_apart and any(each.is_prefill for each in whole):
+            whole = prompts_in_parts(whole, requests, free_tokens=draft_lengths_of(self._model).free_tokens)
+        return schedule(
+            whole,
+            self.limits.max_num_batched_tokens,
+            served=[sequence.served for sequence in self._running.sequences],
+            chunks=chunks if any(chunks) else None,
+            refed=None
+            if self._runner.most_refed is None
+            else [self._runner.refed(row, each.start) for row, each in enumerate(whole)],
+        )
 
     def _give_pages(self, schedules: Sequence[RowSchedule]) -> bool:
         """Allocate the pages of the next pass. Return False if there were too few; the request that arrived last was then
@@ -280,10 +320,6 @@ class Engine:
         ahead = None if may_join or self._cancelled else self._launcher.launch_ahead(launched)
         self._counts["passes"] += ahead is not None
         return ahead
-
-    def _measured(self, size: PassSize, seconds: float) -> None:
-        with lock_of(self._model):
-            draft_lengths_of(self._model).times(CAPTURED, size.rows).update(size.rows * size.queries, seconds)
 
     def _progress(self, schedules: Sequence[RowSchedule], outputs: Sequence[RowOutput | None]) -> list[Progress]:
         """Return the result of a pass for each request that it fed, and let those leave that are finished."""
@@ -324,3 +360,8 @@ class Engine:
         if method == "exact":
             self._counts["drafted_tokens"] += scheduled.drafted
             self._counts["accepted_tokens"] += max(0, min(scheduled.drafted, next_start - scheduled.start - 1))
+
+
+def _measured(model: LanguageModel, size: PassSize, seconds: float) -> None:
+    with lock_of(model):
+        draft_lengths_of(model).times(CAPTURED, size.rows).update(size.rows * size.queries, seconds)

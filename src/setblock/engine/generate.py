@@ -1,5 +1,5 @@
-"""Generation at two levels: a stream of text chunks (`stream`), and answers (`generate`, `generate_batch`). Each call has an
-engine of its own, in which all its requests start at once."""
+"""Generation at two levels: a stream of text chunks (`stream`), and answers (`generate`, `generate_batch`). All
+requests of a call start at once, in an engine of their own."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from setblock.decoding.settings.resolve import check_count, limit_of, requested_
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.decoding.step.update import StepOutput
 from setblock.engine.engine import Engine
+from setblock.engine.kept import keep_engine, take_engine
 from setblock.engine.limits import EngineLimits
 from setblock.engine.request import Progress, Request
 from setblock.errors import ParameterError, SetBlockError
@@ -156,23 +157,28 @@ def together(
         steps: each pass's tensors are appended to it.
     """
     count, longest = len(rows), max(limit_of(model, len(prompt), settings) for prompt, settings in rows)
-    whole_rows = model.static_kind is None
-    if whole_rows:  # a row of the cache for each
-        page, kv_tokens = longest, count * longest
-    else:  # compiled code depends on the size of the cache: few sizes
-        page, kv_tokens = EngineLimits.page_tokens, next_power_of_two(count) * fixed_capacity(longest)
+    is_static = model.static_kind is not None  # compiled code depends on the size of the cache: few sizes
     limits = EngineLimits(
         max_num_seqs=count,
         max_waiting=count,
-        kv_tokens=kv_tokens,
-        page_tokens=page,
-        max_num_batched_tokens=count * PROMPT_PART,
+        max_model_len=longest,
+        kv_tokens=next_power_of_two(count) * fixed_capacity(longest) if is_static else count * longest,
+        max_num_batched_tokens=sum(
+            max(PROMPT_PART, each.prefill_chunk or 0, 2 * (each.block_size or 0)) for _, each in rows
+        ),
     )
-    engine = Engine(model, limits, whole_rows=whole_rows, on_step=None if steps is None else steps.append)
+    is_kept = is_static and steps is None
+    if is_kept:
+        engine = take_engine(model, limits)
+    else:
+        engine = Engine(model, limits, whole_rows=not is_static, on_step=None if steps is None else steps.append)
     for number, (prompt, settings) in enumerate(rows):
         engine.submit(Request(str(number), prompt, settings, streams))
     while not engine.is_idle:
-        yield engine.step()
+        passes = engine.step()
+        if engine.is_idle and is_kept:  # an engine that is left before, or by an exception, is not used again
+            keep_engine(model, engine)
+        yield passes
 
 
 def loaded(model: LanguageModel | str | Path) -> LanguageModel:

@@ -13,6 +13,8 @@ class EngineLimits:
         max_num_seqs: Maximum number of requests decoded at once.
         kv_tokens: Number of tokens in the key-value cache, for all requests together. Rounded up to whole pages.
         max_num_batched_tokens: Maximum number of tokens in one forward pass. A single larger block is fed nevertheless.
+        max_model_len: Maximum number of tokens of a prompt and its answer. Longer requests are refused. Default: the model's
+            context, or the cache if it is smaller.
         max_waiting: Maximum number of requests that wait. Further requests are refused, by the server with status 429.
         page_tokens: Number of tokens in a page, the unit in which requests allocate and share the cache.
     """
@@ -20,6 +22,7 @@ class EngineLimits:
     max_num_seqs: int = 32
     kv_tokens: int = 16384
     max_num_batched_tokens: int = 1024
+    max_model_len: int | None = None
     max_waiting: int = 1024
     page_tokens: int = 16
 

@@ -25,9 +25,12 @@ def limits_for(model: LanguageModel, requests: Iterable[Request], *, concurrency
     `concurrency` longest requests, at most `MOST_CACHED` positions, but never less than the longest request needs. Raise
     `SetBlockError` if a request does not fit the model's context."""
     page = EngineLimits.page_tokens
-    longest = sorted((limit_of(model, len(each.prompt), each.settings) + page for each in requests), reverse=True)
-    needed = sum(longest[:concurrency])
-    return EngineLimits(max_num_seqs=concurrency, kv_tokens=max([page, *longest[:1], min(needed, MOST_CACHED)]))
+    limits = sorted((limit_of(model, len(each.prompt), each.settings) for each in requests), reverse=True)
+    longest = max(limits, default=1)
+    needed = concurrency * longest if model.needs_whole_rows else sum(limits[:concurrency]) + concurrency * page
+    return EngineLimits(
+        max_num_seqs=concurrency, max_model_len=longest, kv_tokens=max(longest + page, min(needed, MOST_CACHED))
+    )
 
 
 def answered(engine: Engine, requests: Iterable[Request]) -> Iterator[tuple[str, Generation]]:

@@ -75,6 +75,10 @@ class PagePool:
                 else:
                     self._free.append(page)
 
+    def clear(self) -> None:
+        """Free the cached pages that no request holds."""
+        self.release(self.take(self.available))
+
     def find(self, token_ids: Sequence[int]) -> tuple[list[int], list[bytes]]:
         """Return the cached pages of the longest prefix of a text, in whole pages, and their keys."""
         keys = list(takewhile(self._page_of.__contains__, self.keys_of(token_ids, len(token_ids))))

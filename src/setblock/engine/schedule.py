@@ -52,5 +52,6 @@ def schedule(
         ends[index] = schedules[index].start + given
         left -= given
     return [
-        scheduled._replace(end=end, is_cut=end < scheduled.end) for scheduled, end in zip(schedules, ends, strict=True)
+        scheduled._replace(end=end, is_cut=scheduled.is_cut or end < scheduled.end)
+        for scheduled, end in zip(schedules, ends, strict=True)
     ]

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -41,7 +41,7 @@ from setblock.model.protocol.sbd_config import SBDModelConfig
 from setblock.model.runners.forward import PaddedRunner
 from setblock.model.runners.packed_runner import PackedRunner
 from setblock.model.runners.state_runner import StateRunner
-from setblock.model.runners.static_passes import StaticPasses
+from setblock.model.runners.static_passes import StaticPasses, state_of
 from setblock.model.weights import PrepackedLinear, Quantization, prepack
 
 
@@ -136,9 +136,20 @@ class SBDModel:
         self.cuda_graphs = True
 
     @property
+    def needs_whole_rows(self) -> bool:
+        """Whether each request needs one page for all its positions: its attention can't be computed for packed requests."""
+        with lock_of(self.model):  # a pass in another thread changes the config that is read
+            return not plan_of(self.model).keeps_state and plan_attention(self.model).unpackable is not None
+
+    @property
     def static_kind(self) -> Literal["compiled", "captured"] | None:
         """See `setblock.model.protocol.runtime.LanguageModel`."""
         return "captured" if self.cuda_graphs else None if self.compiled is None else "compiled"
+
+    @property
+    def static_state(self) -> Hashable:
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
+        return self.static_kind, self.compiled, self.sbd_config, state_of(self.model)
 
     def _refuse_fixed_sizes(self, done: str, option: str) -> None:
         reason = plan_attention(self.model).unpackable
@@ -170,16 +181,13 @@ class SBDModel:
     def runner(
         self, *, pages: int, page_tokens: int, rows: int, whole_rows: bool = False
     ) -> PaddedRunner | PackedRunner | StateRunner:
-        """See `setblock.model.protocol.runtime.LanguageModel`. A model whose attention can't be computed for packed requests
-        needs `whole_rows`."""
+        """See `setblock.model.protocol.runtime.LanguageModel`."""
         with lock_of(self.model):  # a pass in another thread changes the config that a runner reads
             if plan_of(self.model).keeps_state:
                 together = plan_of(self.model).together
                 return StateRunner(self.model, pages=pages, page_tokens=page_tokens, rows=rows, together=together)
-            if whole_rows and self.static_kind is None:
+            if whole_rows:
                 return PaddedRunner(self.model, rows=pages, capacity=page_tokens)
-            if reason := plan_attention(self.model).unpackable:
-                raise SetBlockError(f"{self.model.config.model_type} can't be run by the engine: {reason}")
             return PackedRunner(self.model, pages=pages, page_tokens=page_tokens)
 
     def static_passes(self, runner: Runner, *, rows: int, positions: int) -> StaticPasses:

@@ -43,7 +43,8 @@ logger = logging.getLogger("setblock.server")
 
 def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
     """Return the application. Its `Serving` is `app.state.serving`."""
-    worker = Worker(Engine(model, config.engine))
+    engine = Engine(model, config.engine)
+    worker = Worker(engine)
     sbd_config = {
         "methods": [each for each in METHODS if model.sbd_config or each != "sbd"],
         "samplers": {name: parameters_of(name) for name in SAMPLERS},
@@ -63,7 +64,7 @@ def create_app(model: LanguageModel, config: ServerConfig) -> FastAPI:
             "owned_by": "setblock",
             "setblock": sbd_config,
         },
-        room=min(filter(None, (model.context_length, worker.figures.kv_tokens_total))),
+        room=min(filter(None, (model.context_length, engine.max_model_len))),
         worker=worker,
         tokenizers=TokenizerPool(model.tokenizer, ends=model.end_of_text_ids),
         metrics=Metrics(lambda: worker.figures),

@@ -35,7 +35,7 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> str:
         for status in ("right", "refused", "not covered")
     }
     version = metadata.version("transformers")
-    engineless = [each["name"] for each in of["right"] if "engine" in each.get("refused_paths", {})]
+    unpackable = [each["name"] for each in of["right"] if _UNPACKABLE in each["plan"]]
     limited = [each["name"] for each in of["right"] if "limits" in each]
     reasons: dict[str, list[str]] = defaultdict(list)
     for each in of["refused"]:
@@ -43,7 +43,7 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> str:
     rows = [
         ("right", len(of["right"]), ", ".join(each["name"] for each in of["right"])),
         ("right up to a length", len(limited), ", ".join(limited)),
-        ("right, but not in the engine", len(engineless), ", ".join(engineless)),
+        ("right, by whole rows of the cache in the engine", len(unpackable), ", ".join(unpackable)),
         *((f"refused: {reason}", len(names), ", ".join(names)) for reason, names in sorted(reasons.items())),
         (
             "not covered: no tiny model can be made",
@@ -54,6 +54,8 @@ def summary(outcomes: Sequence[dict[str, Any]]) -> str:
     table = "\n".join(f"| {what} | {count} | {names} |" for what, count, names in rows if count)
     return f"| Transformers {version} | | |\n|---|---|---|\n{table}\n"
 
+
+_UNPACKABLE = "with requests packed in one row"
 
 REASONS = {
     "is an encoder-decoder": "encoder-decoder",

@@ -18,7 +18,7 @@ from setblock.decoding.state.state import BatchState
 from setblock.decoding.state.table import StateTable
 from setblock.decoding.step.choice import Policy, StaticSamplers
 from setblock.devices import sent
-from setblock.engine.captured import PassTraits, Recorder, recorded, traits_of
+from setblock.engine.captured import MOST_CAPTURED, PassTraits, Recorder, recorded, traits_of
 from setblock.errors import SetBlockError, warn
 from setblock.model.protocol.runtime import next_power_of_two
 from setblock_vllm.slot_pass import SlotPass
@@ -83,6 +83,8 @@ class CapturedSteps:
         key = size, next_power_of_two(most), traits
         step = self._captured.get(key)
         if step is None:
+            if len(self._captured) >= MOST_CAPTURED:
+                del self._captured[next(iter(self._captured))]
             filled = [*requests, *[requests[0]] * (size - len(requests))]
             step = self._captured[key] = CapturedStep(traits, filled, rows.new_zeros((3, size)))
         step.given[:2].copy_(rows)

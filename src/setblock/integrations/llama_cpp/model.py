@@ -21,7 +21,9 @@ class LlamaModel:
 
     draft_text: DraftText | None = None
     device: ClassVar[torch.device] = torch.device("cpu")  # where llama.cpp returns its logits, also from a GPU
+    needs_whole_rows: ClassVar[bool] = False
     static_kind: ClassVar[None] = None  # llama.cpp launches its passes itself
+    static_state: ClassVar[None] = None
 
     def __init__(self, path: Path, options: LlamaOptions) -> None:
         """Load a file. Raise as `load` does."""

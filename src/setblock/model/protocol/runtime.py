@@ -4,7 +4,7 @@ and the object that runs it (`Runner`). `SBDModel` is one implementation.
 It is independent of the cache's layout, of PyTorch modules and of Transformers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, NamedTuple, Protocol
@@ -248,8 +248,17 @@ class LanguageModel(Protocol):
         """The device of the inputs and the logits."""
 
     @property
+    def needs_whole_rows(self) -> bool:
+        """Whether each request needs one page for all its positions."""
+
+    @property
     def static_kind(self) -> Literal["compiled", "captured"] | None:
         """How passes of fixed sizes run, if that is asked for: compiled, or captured as CUDA graphs; else None."""
+
+    @property
+    def static_state(self) -> Hashable:
+        """What of the model captured passes depend on, such as the addresses of its weights. They may be replayed as long as it
+        is equal."""
 
     def runner(self, *, pages: int, page_tokens: int, rows: int, whole_rows: bool = False) -> Runner:
         """Return a runner for at most `rows` rows at once, with an empty cache of `pages` pages of `page_tokens` positions.

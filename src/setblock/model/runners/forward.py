@@ -173,10 +173,16 @@ class PaddedRunner(Runner):
         self._blocks = FiniteBlocks(self.cache, device)
         self._has_gate, self._waits = gate_of(model) is not None, devices.waits(device)
         self._pages: slice | Tensor = slice(0, rows)  # of each row of the batch
+        self._owners: dict[int, int] = {}  # the last of each page, by the id of its row
 
     def place(self, pages: Sequence[Sequence[int]], ids: Iterable[int]) -> None:
-        """Set the page of each row of the batch. `ids` are not used."""
+        """Set the page of each row of the batch. A page that changes its owner is cleared: where a row is shorter than others,
+        what follows it in its page is read and masked, and 0 times NaN is NaN."""
         places = [page for (page,) in pages]
+        for page, row in zip(places, ids, strict=True):
+            if self._owners.get(page, row) != row:
+                self.cache.clear(page)
+            self._owners[page] = row
         first, count = min(places, default=0), len(places)
         if places == list(range(first, first + count)):
             self._pages = slice(first, first + count)
@@ -248,6 +254,13 @@ class SlotCache(Cache):
         super().__init__(layers=[SlotLayer(batch=batch, slots=capacity + 1) for _ in range(layers)])
         self.batch, self.capacity = batch, capacity
         self._everyone = torch.arange(batch, device=device)
+
+    def clear(self, row: int) -> None:
+        """Fill a row with zeros."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[row].zero_()
+                layer.values[row].zero_()
 
     def rows_at(self, where: slice | Tensor) -> Tensor:
         """Return some row numbers [A] int64."""

@@ -4,11 +4,13 @@ Nothing here is read by the host, copied from it, or has a size that depends on 
 CUDA graph and replayed. What a pass reads is at fixed addresses: the page table, the cache, and the inputs of its caller.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from setblock.devices import sent
 from setblock.locks import one_at_a_time
@@ -134,3 +136,23 @@ class StaticPasses(StaticRunner):
             for layer in runner.cache.layers:
                 layer.page_tokens = None
         return logits.float().view(count, -1, logits.shape[-1])
+
+
+_SWITCHES = ("training", "_disable_adapters", "_active_adapter", "merged_adapters")
+"""Attributes of modules that decide which operations they run. All but the first are PEFT's."""
+
+
+def state_of(model: nn.Module) -> Hashable:
+    """Return what of a model a captured pass depends on: where its weights are, and which of its operations run."""
+    weights = chain.from_iterable(map(_parts, chain(model.parameters(), model.buffers())))
+    switches = [tuple(str(vars(module).get(name)) for name in _SWITCHES) for module in model.modules()]
+    return (*((each.data_ptr(), each.dtype, each.shape) for each in weights), *switches)
+
+
+def _parts(weight: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold a weight, which are several if it is quantised."""
+    if is_traceable_wrapper_subclass(weight):
+        for name in weight.__tensor_flatten__()[0]:
+            yield from _parts(getattr(weight, name))
+    else:
+        yield weight
