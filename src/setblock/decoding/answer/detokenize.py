@@ -26,18 +26,20 @@ class AnswerText(TokenConstraint):
         self, tokenizer: PreTrainedTokenizerBase, *, stop: Sequence[str] = (), min_new_tokens: int = 0
     ) -> None:
         """`stop`: stop strings, which are ignored in the first `min_new_tokens` tokens."""
-        self.text = ""
+        self._text = ""
         self._tokenizer, self._stop, self._min_new_tokens = tokenizer, tuple(stop), min_new_tokens
         self.is_lazy = not self._stop
         self._token_ids: list[int] = []
-        # How many tokens are in `text`, the first token of the window in which the next ones are decoded, and the window's text
+        # How many tokens `_text` has, the first token of the window in which the next ones are decoded, and the window's text
         self._read = self._window = 0
         self._known = ""
         self._given = 0
 
     def read(self, token_ids: Sequence[int], *, final: bool = False) -> None:
         """Read more tokens, up to a stop string. `final`: no more will come, so half a character is decoded, too."""
-        if not self._stop:  # they are decoded when the text is taken: many tokens at once take hardly longer than one
+        if (
+            not self._stop
+        ):  # they are decoded when the text is asked for: many tokens at once take hardly longer than one
             self._token_ids += token_ids
         for token_id in token_ids if self._stop else ():  # the token that completes a stop string ends the answer
             if self.stop_length is not None:
@@ -47,6 +49,13 @@ class AnswerText(TokenConstraint):
         if final and self.stop_length is None:
             self._decode(final=True)
 
+    @property
+    def text(self) -> str:
+        """The text of the tokens read so far, without half a character at its end."""
+        if not self._stop and self._read < len(self._token_ids):
+            self._decode(final=False)
+        return self._text
+
     def take(self, *, final: bool = False) -> str:
         """Return the text that became certain since the last call.
 
@@ -55,11 +64,10 @@ class AnswerText(TokenConstraint):
         """
         if final:
             self.read([], final=True)
-        elif not self._stop:
-            self._decode(final=False)
         is_whole = final or not self._stop or self.stop_length is not None
-        certain = len(self.text) - (0 if is_whole else length_begun(self.text, self._stop))
-        piece = self.text[self._given : certain]
+        text = self.text
+        certain = len(text) - (0 if is_whole else length_begun(text, self._stop))
+        piece = text[self._given : certain]
         self._given = max(certain, self._given)
         return piece
 
@@ -75,16 +83,16 @@ class AnswerText(TokenConstraint):
                 return
             if len(text) <= len(self._known):
                 return
-            already = len(self.text)
-            self.text += text[len(self._known) :]
+            already = len(self._text)
+            self._text += text[len(self._known) :]
             if end - self._window > _LONG_WINDOW:
                 self._window = self._read
                 text = self._window_text(end)
         self._known, self._read = text, end
         if not self._stop or len(self._token_ids) <= self._min_new_tokens:
             return
-        if (place := first_stop(self.text, self._stop, already=already)) is not None:
-            self.text, self.stop_length = self.text[:place], len(self._token_ids)
+        if (place := first_stop(self._text, self._stop, already=already)) is not None:
+            self._text, self.stop_length = self._text[:place], len(self._token_ids)
 
     def _window_text(self, end: int) -> str:
         # What is cleaned up, such as a space before a full stop, would depend on which tokens are decoded together
