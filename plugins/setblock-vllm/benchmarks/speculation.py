@@ -62,7 +62,7 @@ class Round:
     token_ids: list[list[int]]
     each: list[float] = field(default_factory=list)  # seconds of each request
     passes: int = 0  # of all, prompts aside
-    interpreted: float = 0.0  # of the seconds, those in kernels that Triton interprets
+    interpreted: float | None = None  # of the seconds, those in kernels that Triton interprets, if they were measured
 
 
 def write_questions(options: argparse.Namespace) -> None:
@@ -132,7 +132,7 @@ def answer_all(options: argparse.Namespace) -> list[Round]:
         for _ in range(options.rounds):
             before, so_far = _metric(engine, name), interpreted.total if interpreted else 0.0
             found = _answer(engine, prompts, params, at_once=at_once)
-            found.interpreted = interpreted.total - so_far if interpreted else 0.0
+            found.interpreted = interpreted.total - so_far if interpreted else None
             found.passes = _metric(engine, name) - before
             if not extra:  # a pass for each token after the first, which the prompt's pass gives, but for accepted ones
                 found.passes = sum(len(each) - 1 for each in found.token_ids) - found.passes
@@ -266,7 +266,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 continue
             for row in rows:
                 best = min(row["seconds"])
-                interpreted = row["interpreted"][row["seconds"].index(best)]
+                in_kernels = row["interpreted"][row["seconds"].index(best)]
+                interpreted = "" if in_kernels is None else f"{in_kernels:.1f}"
                 faster = "{:.2f} ({:.2f} to {:.2f})".format(*row["faster"]) if "faster" in row else ""
                 model = f"`{Path(found['model']).name}`"
                 if found["adapter"] and name in ("ntp", "exact", "sbd"):
@@ -278,7 +279,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
                 )
                 lines.append(
                     f"| {model} | {_NAMES[name]}{fed} | {row['at_once']} "
-                    f"| {best:.1f} | {interpreted:.1f} | {row['tokens'] / best:.0f} | {faster} | {row['passes']} "
+                    f"| {best:.1f} | {interpreted} | {row['tokens'] / best:.0f} | {faster} | {row['passes']} "
                     f"| {row['as_plain']} of {found['requests']} |"
                 )
     return "\n".join(lines)
