@@ -15,6 +15,7 @@ from measuring.static_batch import static_batch
 from naive import full_logits
 from setblock.decoding.settings.table import DecodingSettings
 from setblock.engine.captured import Recorder
+from setblock.model.protocol.runtime import next_power_of_two
 from setblock.model.sbd_model import SBDModel
 from setblock_vllm.parameters import width_of
 from setblock_vllm.slots import BlockSlots
@@ -114,6 +115,9 @@ def serve(
             most=max([1, *(fed[index] for index in running)]),
             has_prompts=bool(prompts),
         )
+        # The head computes each token's logits once, however many places they predict
+        most_fed = max([1, *(fed[index] for index in running)])
+        assert pass_of.outputs.shape[1] <= (most_fed if recorder is None else next_power_of_two(most_fed))
         logits: dict[int, torch.Tensor] = {}  # [w, V] of the tokens that each request is fed
         for place, index in enumerate(served):
             written, start = requests[index].written, int(pass_of.start[place])

@@ -34,7 +34,7 @@ class CapturedStep:
     before: Recorder | None = None
     prepared: SlotPass | None = None
     after: Recorder | None = None
-    logits: Tensor | None = None  # [R * m, V]
+    logits: Tensor | None = None  # [R * n, V]
     result: tuple[Tensor, Tensor] | None = None
 
 

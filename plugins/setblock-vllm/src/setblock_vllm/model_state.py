@@ -214,7 +214,7 @@ class BlockSampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, input_batch: Any, draft_logits: Tensor | None = None) -> Any:
-        """Return the sampler output of a pass. `logits` [R * m, V]: those that the model state has asked for."""
+        """Return the sampler output of a pass. `logits` [R * n, V]: those that the model state has asked for."""
         device, num_reqs = logits.device, input_batch.num_reqs
         logprobs = None
         if (prepared := self.state.prepared) is None:

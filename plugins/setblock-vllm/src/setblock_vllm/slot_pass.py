@@ -19,4 +19,6 @@ class SlotPass:
     in_block: Tensor  # [R] int64
     tokens: Tensor  # [R, Q] int64, except of prompts, which vLLM has; arbitrary past `fed`
     is_prefill: Tensor | None  # [R] bool, requests that are fed a part of their prompt; None if there are none
-    outputs: Tensor  # [R, m] int64, of the tokens fed, those whose logits `update` takes
+    outputs: Tensor  # [R, n] int64, of the tokens fed, those whose logits `update` takes
+    # [R, m] int64, the one of `outputs` that predicts each place of the update; None if these are as many, in order
+    index: Tensor | None = None

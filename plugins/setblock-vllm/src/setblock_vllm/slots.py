@@ -8,8 +8,8 @@ vLLM feeds a request the tokens from the first that is not committed on, as many
 are committed: they run causally. Those after them are its block. What is left over is padding, whose logits nobody reads. A
 request's tokens are returned as they are committed, at the end of an answer too.
 
-Shapes: S slots, R requests of a pass, Q the most tokens of a request in it (prompts aside), m its outputs, k the largest block
-size, V tokens.
+Shapes: S slots, R requests of a pass, Q the most tokens of a request in it (prompts aside), n its outputs, m the places that
+they predict, k the largest block size, V tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -197,7 +197,7 @@ class BlockSlots:
 
         Args:
             prepared: of `prepare`; no slot was opened or closed since.
-            logits: [R * m, V], those of `prepared.outputs`. Written to.
+            logits: [R * n, V], those of `prepared.outputs`. Written to.
         """
         if self._batch is None:
             assert self._captured is not None
@@ -215,17 +215,23 @@ class BlockSlots:
         start = state.cache.committed
         causal = (torch.minimum(plan.ends, inputs.block_start) - start).clamp(min=0)
         tokens = inputs.tokens.where(inputs.is_real, self.sbd_config.mask_token_id or 0)
-        outputs = torch.minimum(inputs.outputs, fed[:, None] - 1)
+        outputs, index = torch.minimum(inputs.outputs, fed[:, None] - 1), None
+        if outputs.shape[1] > most:  # an output may check a draft and predict a block's token: each is computed once
+            outputs, index = torch.minimum(self.columns[:most], fed[:, None] - 1), outputs.clamp(0, most - 1)
         if plan.is_prefill is not None:  # the first token of the answer comes after the last of the prompt
             outputs = torch.where(plan.is_prefill[:, None], fed[:, None] - 1, outputs)
-        return SlotPass(inputs, fed, start, causal, plan.ends - start - causal, tokens, plan.is_prefill, outputs)
+        in_block = plan.ends - start - causal
+        return SlotPass(inputs, fed, start, causal, in_block, tokens, plan.is_prefill, outputs, index)
 
     def _updated(self, state: BatchState, policy: Policy, prepared: SlotPass, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Apply a pass to the requests of a state. Return what `update` does."""
         plan, answer = prepared.inputs.plan, state.answer
         # Requests that vLLM still serves although their whole answer was returned: their logits were NaN
         is_over = answer.finished & (state.cache.committed >= answer.end)
-        update(state, prepared.inputs, logits.view(*prepared.outputs.shape, -1).float(), policy)
+        if prepared.index is not None:
+            first = plan.rows[:, None] * prepared.outputs.shape[1]
+            logits = logits.index_select(0, (first + prepared.index).flatten())
+        update(state, prepared.inputs, logits.view(state.rows.shape[0], -1, logits.shape[-1]).float(), policy)
         columns = prepared.start[:, None] + self.columns[: plan.queries]
         tokens = state.tokens.gather(1, columns.clamp(max=state.tokens.shape[1] - 1))
         tokens = torch.where(is_over[:, None], state.params.ends[:, :1].clamp(min=0), tokens)
