@@ -4,29 +4,20 @@ SETBLOCK_VLLM_PROBLEMS says on how many held-out problems; 100 by `make test-vll
 """
 
 import os
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import setblock
 from in_vllm.engines import ask, figure, offline, passes_so_far, problems
-from measuring.operations import _ONLY_MEMORY
-from measuring.synchronisations import Synchronisations, as_on_an_accelerator
-from measuring.tape import Tape
+from in_vllm.steps import Steps, counted
 from setblock.data.tasks.word_problems import answer_in
 from setblock.decoding.answer.prompt import encode_prompt
 from setblock.decoding.samplers import EntropyPrefix, Factor
 from setblock.decoding.settings.table import DecodingSettings
-from setblock.errors import SetBlockWarning
-from setblock_vllm import hooks, model_state, vllm_api
-from setblock_vllm.model_state import BlockSampler, SetBlockModelState
+from setblock_vllm import hooks, vllm_api
 from slot_engine import generated
 
 COUNT = int(os.environ.get("SETBLOCK_VLLM_PROBLEMS", "4"))
@@ -111,86 +102,6 @@ def test_requests_of_all_kinds_share_a_batch(engine: Any, model: setblock.SBDMod
         assert list(answer.token_ids) == generated(model, prompt, replace(each, max_new_tokens=256))[0]
 
 
-class Counted(TorchDispatchMode):
-    """Counts operations, and those in which a host list becomes a tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.lists = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.lists += name == "lift_fresh"
-        self.operations += not func.is_view and name not in _ONLY_MEMORY
-        return func(*args, **(kwargs or {}))
-
-
-class Steps:
-    """What methods of vLLM's model runner run, by kind: a "step" over the requests of the last one, one over "others", a
-    "join", a "leave"."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, list[Counted]] = {"step": [], "others": [], "join": [], "leave": []}
-        self.waits: list[Any] = []
-        self._last: list[str] = []
-        self._step = Counted()
-
-    def of(self, method: Any, kind: str | None) -> Any:
-        """A method, counted. None: one of a step, which `prepare_attn` begins."""
-
-        def counted(owner: Any, *args: Any, **named: Any) -> Any:
-            if kind is not None:
-                current = Counted()
-                self.counts[kind].append(current)
-            elif method.__name__ == "prepare_attn":
-                req_ids = list(args[0].req_ids)
-                self._step = current = Counted()
-                self.counts["step" if req_ids == self._last else "others"].append(current)
-                self._last = req_ids
-            else:
-                current = self._step
-            waits = Synchronisations()
-            with waits, current:
-                result = method(owner, *args, **named)
-            self.waits += [dict(waits.counts)] if waits.total else []
-            return result
-
-        return counted
-
-    def most(self, kind: str, what: str) -> int:
-        """The median of operations, or the most lists."""
-        found = [getattr(each, what) for each in self.counts[kind]]
-        return int(median(found)) if what == "operations" else max(found)
-
-
-@contextmanager
-def counted(steps: Steps) -> Iterator[None]:
-    """Count what the plugin runs in vLLM's steps."""
-    build, from_numpy = vllm_api.build_attn_metadata, torch.from_numpy
-
-    def uncounted(function: Any) -> Any:
-        def run(*args: Any, **named: Any) -> Any:
-            with _disable_current_modes():
-                return function(*args, **named)
-
-        return run
-
-    methods = {
-        (SetBlockModelState, "prepare_attn"): None,
-        (SetBlockModelState, "prepare_inputs"): None,
-        (BlockSampler, "__call__"): None,
-        (SetBlockModelState, "add_request"): "join",
-        (SetBlockModelState, "remove_request"): "leave",
-    }
-    with pytest.MonkeyPatch.context() as patch, as_on_an_accelerator():
-        patch.setitem(vars(vllm_api), "build_attn_metadata", uncounted(build))  # vLLM's own
-        patch.setattr(torch, "from_numpy", uncounted(from_numpy))  # what the host keeps
-        patch.setattr(vllm_api.DefaultModelState, "add_request", uncounted(vllm_api.DefaultModelState.add_request))
-        for (owner, name), kind in methods.items():
-            patch.setattr(owner, name, steps.of(getattr(owner, name), kind))
-        yield
-
-
 def test_a_step_waits_for_nothing(engine: Any) -> None:
     """No value is read, and as long as the same requests take part no list becomes a tensor. When others do, one does: which
     rows of the table take part. A request that joins is written into its row, and one that leaves runs nothing."""
@@ -205,50 +116,6 @@ def test_a_step_waits_for_nothing(engine: Any) -> None:
         assert steps.most("leave", "operations") == 0
         assert [steps.most(kind, "lists") for kind in ("step", "others", "leave")] == [0, 1, 0]
         assert steps.waits == []
-
-
-def test_captured_steps_run_few_operations(model: setblock.SBDModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tape stands for the CUDA graphs. What it replays is one launch each, and isn't counted."""
-
-    class Launched(Tape):
-        def replay(self) -> None:
-            with _disable_current_modes():
-                super().replay()
-
-        def capture(self, run: Any) -> Any:
-            with _disable_current_modes():
-                return super().capture(run)
-
-    monkeypatch.setattr(model_state, "CudaGraph", Launched)
-    monkeypatch.setattr(model_state, "captures_steps", lambda vllm_config: True)
-    settings = {
-        "exact": DecodingSettings(method="exact"),
-        "sbd": DecodingSettings(method="sbd", sampler=EntropyPrefix(0.03)),
-    }
-    questions = [problem.question for problem in problems(4)]
-    engine = offline(max_num_batched_tokens=256)
-    try:
-        for method, each in settings.items():
-            expected = [
-                generated(
-                    model, encode_prompt(model.tokenizer, question, raw=False), replace(each, max_new_tokens=256)
-                )[0]
-                for question in questions
-            ]
-            steps = Steps()
-            extra = {"method": method} | ({"gamma": 0.03} if method == "sbd" else {})
-            with as_on_an_accelerator(), warnings.catch_warnings():
-                warnings.simplefilter("error", SetBlockWarning)  # no capture is given up
-                captured = ask(engine, questions, [extra] * 4)
-                with counted(steps):
-                    replayed = ask(engine, questions, [extra] * 4)
-            assert [list(answer.token_ids) for answer in captured] == expected
-            assert [list(answer.token_ids) for answer in replayed] == expected
-            assert steps.most("step", "operations") <= 25
-            assert steps.most("step", "lists") == 0
-            assert steps.waits == []
-    finally:
-        engine.llm_engine.engine_core.shutdown()
 
 
 def test_a_cached_prefix_changes_nothing(engine: Any) -> None:
